@@ -1,0 +1,1 @@
+"""Tocsin: schedule jobs that run late rather than never."""
