@@ -1,0 +1,79 @@
+# Everything starts here: `make` lists what there is. Needs Python 3.11 or later with venv and pip.
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+BIN := .venv/bin
+PIP_INSTALL := -m pip install --quiet --disable-pip-version-check --no-deps
+
+.DEFAULT_GOAL := help
+.PHONY: help venv demo up test check check-format check-lint check-types check-stubs check-oldest \
+        proto bench chaos clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+venv: .venv/.installed ## install Tocsin and its tools, exactly as locked, into .venv
+
+demo: .venv/.installed ## three nodes, a crontab, a killed leader, a frozen worker: about a minute
+	$(BIN)/tocsin demo
+
+up: .venv/.installed ## start all nodes of cluster.yaml on this machine; Ctrl-C stops them
+	$(BIN)/tocsin up -c cluster.yaml
+
+test: .venv/.installed ## run the tests; ARGS='-k lease' passes options to pytest
+	$(BIN)/python -m pytest tests --ignore=tests/chaos $(ARGS)
+
+check: check-format check-lint check-types check-stubs check-oldest ## format, lint, types, stubs
+
+check-format: .venv/.installed
+	$(BIN)/ruff format --check .
+
+check-lint: .venv/.installed
+	$(BIN)/ruff check .
+
+check-types: .venv/.installed
+	$(BIN)/mypy
+
+# The committed stubs are what the generator writes from proto/ today, and nothing else.
+check-stubs: .tools/grpcio-tools/.installed .tools/mypy-protobuf/.installed
+	rm -rf build/stubs
+	scripts/generate_stubs.sh build/stubs
+	@diff -r -x __pycache__ -x __init__.py build/stubs/tocsin/v1 client/tocsin/v1 \
+	  || { echo 'stubs are not what proto/ says: run make proto' >&2; exit 1; }
+
+# Beside .venv, which has the newest versions: the package and its stubs import on the oldest ones.
+check-oldest: .tools/oldest/.installed
+	PYTHONPATH=client .tools/oldest/bin/python -W error -c \
+	  'from tocsin.v1 import cluster_pb2_grpc, job_pb2_grpc, run_pb2_grpc, worker_pb2_grpc'
+
+proto: .tools/grpcio-tools/.installed .tools/mypy-protobuf/.installed ## generate the stubs again
+	scripts/generate_stubs.sh client
+
+bench: .venv/.installed ## run every benchmark in bench/, one after the other
+	@set -e; for file in bench/[a-z]*.py; do \
+	  name=$$(basename $$file .py); echo "== bench.$$name" >&2; $(BIN)/python -m bench.$$name; \
+	done
+
+chaos: .venv/.installed ## the randomised tests with 20 times the cases, and tests/chaos
+	TOCSIN_TEST_SCALE=$${TOCSIN_TEST_SCALE:-20} $(BIN)/python -m pytest \
+	  $(wildcard tests/properties tests/sim tests/chaos) $(ARGS)
+
+clean: ## remove what make made: environments, caches, build output
+	rm -rf .venv .tools build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find client node tests bench scripts -name __pycache__ -prune -exec rm -rf {} +
+
+# The lock has the build tool too, so building needs nothing that is not locked.
+.venv/.installed: requirements.lock pyproject.toml
+	$(PYTHON) -m venv .venv
+	$(BIN)/python $(PIP_INSTALL) -r requirements.lock
+	$(BIN)/python $(PIP_INSTALL) --no-build-isolation --editable .
+	$(BIN)/python -m pip check --quiet
+	@touch $@
+
+.tools/grpcio-tools/.installed: proto/tools.lock
+.tools/mypy-protobuf/.installed: proto/mypy-protobuf.lock
+.tools/oldest/.installed: proto/oldest.lock
+.tools/%/.installed:
+	rm -rf $(@D)
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python $(PIP_INSTALL) -r $<
+	@touch $@
