@@ -1,0 +1,211 @@
+"""Every command that a log entry can hold, and its bytes.
+
+A command is a decision made on the leader: it carries every answer that depends on the host (now,
+next times, ids), and names what it was decided on (version, mark, token), so that machine.py can
+refuse it when that has changed meanwhile. Tags and field order are the wire format: add at the end,
+never reuse a tag. A replica that meets a tag it does not know must stop, not guess.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import msgspec
+
+from tocsin_node.core.model import AttemptOutcome, JobSpec, Limits, Outcome, Record
+
+
+class Decision(Record):
+    """What the leader decided about the oldest undecided nominal times of a job, up to one occurrence.
+
+    `behind_*` are those before the occurrence, all misfired: COALESCED into its run, or MISSED.
+    Without an occurrence there are only those, and they are MISSED.
+    """
+
+    occurrence_ms: int | None
+    due_time_ms: int = 0
+    late: bool = False  # it misfired itself
+    behind_from_ms: int = 0
+    behind_to_ms: int = 0
+    behind_count: int = 0  # 0: none
+    behind_outcome: Outcome = Outcome.COALESCED
+
+
+class Plan(Record):
+    """The mark that a decision moves to, and the first nominal time after it."""
+
+    mark_time_ms: int
+    next_time_ms: int | None
+    due_time_ms: int | None
+
+
+class RequestKey(Record):
+    """Names a caller's request: the same id with the same digest is the same request."""
+
+    id: str
+    digest: bytes
+
+
+class Command(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Base of all commands."""
+
+
+class BeginTerm(Command, tag=1):
+    """First command of a leader: its term, its limits, and where its clock came from."""
+
+    term: int
+    node_id: str
+    limits: Limits
+    clock_source: str  # "wall": the host's clock; "log": continued from the newest stamp
+
+
+class CreateJob(Command, tag=2):
+    """`decisions` are about `at` times that are already past."""
+
+    request: RequestKey
+    name: str
+    spec: JobSpec
+    decisions: tuple[Decision, ...]
+    plan: Plan
+
+
+class UpdateJob(Command, tag=3):
+    """`decisions` settle, under the old version, what came due up to the planning instant."""
+
+    request: RequestKey
+    name: str
+    uid: int
+    version: int
+    mark_time_ms: int
+    spec: JobSpec
+    decisions: tuple[Decision, ...]
+    plan: Plan
+
+
+class DeleteJob(Command, tag=4):
+    request: RequestKey
+    name: str
+    version: int  # 0: whatever it is
+    cancel_active: bool
+
+
+class PauseJob(Command, tag=5):
+    """Settles what came due before the pause."""
+
+    request: RequestKey
+    name: str
+    uid: int
+    version: int
+    mark_time_ms: int
+    note: str
+    decisions: tuple[Decision, ...]
+    plan: Plan
+
+
+class ResumeJob(Command, tag=6):
+    """Decides what came due during the pause."""
+
+    request: RequestKey
+    name: str
+    uid: int
+    version: int
+    mark_time_ms: int
+    decisions: tuple[Decision, ...]
+    plan: Plan
+
+
+class TriggerJob(Command, tag=7):
+    request: RequestKey
+    name: str
+    payload: bytes | None
+
+
+class Fire(Command, tag=8):
+    """Decides the nominal times of a job from its mark up to the plan's."""
+
+    name: str
+    uid: int
+    version: int
+    mark_time_ms: int
+    decisions: tuple[Decision, ...]
+    plan: Plan
+
+
+class CancelRuns(Command, tag=9):
+    request: RequestKey
+    names: tuple[str, ...]
+    reason: str
+
+
+class Grant(Command, tag=10):
+    """Gives a run to a worker process; the entry's index becomes the fencing token."""
+
+    run: str
+    worker_id: str
+    instance_id: str
+
+
+class Complete(Command, tag=11):
+    """A worker's report about the attempt that holds `token`."""
+
+    run: str
+    token: int
+    outcome: AttemptOutcome  # SUCCEEDED, FAILED or CANCELLED
+    result: bytes = b""
+    error_kind: str = ""
+    error_message: str = ""
+    retryable: bool = True
+    retry_after_ms: int = 0
+
+
+class Release(Command, tag=12):
+    """Ends a lease whose attempt never began, without using an attempt."""
+
+    run: str
+    token: int
+    reason: str
+
+
+class Expire(Command, tag=13):
+    """Ends a lease that the leader judged overdue."""
+
+    run: str
+    token: int
+
+
+AnyCommand = (
+    BeginTerm
+    | CreateJob
+    | UpdateJob
+    | DeleteJob
+    | PauseJob
+    | ResumeJob
+    | TriggerJob
+    | Fire
+    | CancelRuns
+    | Grant
+    | Complete
+    | Release
+    | Expire
+)
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[AnyCommand] = msgspec.msgpack.Decoder(AnyCommand)
+
+
+def encode(command: Command) -> bytes:
+    return _encoder.encode(command)
+
+
+def decode(data: bytes) -> AnyCommand:
+    """Reads a command.
+
+    Raises:
+        msgspec.DecodeError: the bytes are damaged, or a newer release wrote them; stop the node.
+    """
+    return _decoder.decode(data)
+
+
+def digest(*parts: object) -> bytes:
+    """Fingerprint of a request's body, to tell its repeat from another body under the same id."""
+    return hashlib.blake2b(_encoder.encode(parts), digest_size=16).digest()

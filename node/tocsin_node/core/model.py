@@ -1,0 +1,234 @@
+"""The records that the replicated state is made of: immutable values, no behaviour beyond reading.
+
+Owns the words for jobs, runs, attempts and leases and their states. Refuses to decide anything:
+transitions are in machine.py. Instants are integer UTC milliseconds and end in `_time_ms`; lengths
+end in `_ms`. Fields are positional on disk (`array_like`): new ones are added at the end, with a
+default, and none is ever removed or reordered.
+"""
+
+from __future__ import annotations
+
+import enum
+from datetime import UTC, datetime
+
+import msgspec
+
+DEFAULT_NAMESPACE = "default"
+SECOND_MS = 1_000
+DAY_MS = 24 * 3_600 * SECOND_MS
+
+
+class Record(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """An immutable record. It never refers to anything that refers back, hence no garbage collector."""
+
+
+class ScheduleKind(enum.StrEnum):
+    CRON = "cron"
+    EVERY = "every"
+    AT = "at"
+
+
+class Overlap(enum.StrEnum):
+    """What a new occurrence does while a run of its job is active (leased or waiting for a retry)."""
+
+    SKIP = "skip"
+    QUEUE_ONE = "queue_one"
+    QUEUE_ALL = "queue_all"
+    CANCEL_RUNNING = "cancel_running"
+    ALLOW = "allow"
+
+
+class Misfire(enum.StrEnum):
+    """What becomes of occurrences noticed later than the grace after their due time."""
+
+    LATEST = "latest"
+    ALL = "all"
+    SKIP = "skip"
+
+
+class RunState(enum.StrEnum):
+    PENDING = "PENDING"
+    LEASED = "LEASED"
+    RETRY_WAIT = "RETRY_WAIT"
+    SUCCEEDED = "SUCCEEDED"
+    FAILED = "FAILED"
+    CANCELLED = "CANCELLED"
+
+
+ACTIVE_STATES = frozenset({RunState.LEASED, RunState.RETRY_WAIT})
+FINAL_STATES = frozenset({RunState.SUCCEEDED, RunState.FAILED, RunState.CANCELLED})
+
+
+class Cause(enum.StrEnum):
+    SCHEDULE = "SCHEDULE"
+    TRIGGER = "TRIGGER"
+    MISFIRE = "MISFIRE"
+
+
+class AttemptOutcome(enum.StrEnum):
+    SUCCEEDED = "SUCCEEDED"
+    FAILED = "FAILED"
+    LEASE_EXPIRED = "LEASE_EXPIRED"
+    RELEASED = "RELEASED"
+    CANCELLED = "CANCELLED"
+
+
+class Outcome(enum.StrEnum):
+    """What the ledger says of a nominal time."""
+
+    RUN = "RUN"
+    COALESCED = "COALESCED"
+    SKIPPED = "SKIPPED"
+    MISSED = "MISSED"
+
+
+class Schedule(Record):
+    """One schedule of a job, as the user wrote it; schedule.py in the shell gives it meaning."""
+
+    kind: ScheduleKind
+    cron: str = ""
+    every_ms: int = 0
+    at_time_ms: int = 0
+    time_zone: str = "UTC"
+    dst_gap: str = "auto"  # auto | skip | next | shift
+    dst_fold: str = "auto"  # auto | first | second | both
+    start_time_ms: int | None = None
+    end_time_ms: int | None = None
+
+
+class RetryPolicy(Record):
+    max_attempts: int = 3
+    initial_backoff_ms: int = 10_000
+    multiplier_permille: int = 2_000  # whole numbers, so that every machine computes the same wait
+    max_backoff_ms: int = 3_600_000
+    non_retryable_errors: tuple[str, ...] = ()
+
+
+class JobSpec(Record):
+    """What a user defines; a job's version names one of these for ever."""
+
+    handler: str
+    payload: bytes = b""
+    content_type: str = "application/json"
+    queue: str = "default"
+    schedules: tuple[Schedule, ...] = ()
+    overlap: Overlap = Overlap.QUEUE_ONE
+    misfire: Misfire = Misfire.LATEST
+    misfire_grace_ms: int = 60_000
+    catchup_limit: int = 100
+    jitter_ms: int = 0
+    retry: RetryPolicy = RetryPolicy()
+    lease_duration_ms: int = 30_000
+    attempt_timeout_ms: int = DAY_MS
+    priority: int = 5
+    labels: tuple[tuple[str, str], ...] = ()  # sorted by key
+
+
+class Job(Record):
+    name: str  # namespace/job
+    uid: int  # log index of its creation
+    version: int  # log index of its last change
+    spec: JobSpec
+    create_time_ms: int
+    update_time_ms: int
+    mark_time_ms: int  # every nominal time up to here is decided
+    next_time_ms: int | None = None  # next nominal time; None: no further one
+    due_time_ms: int | None = None  # that plus jitter
+    paused: bool = False
+    pause_note: str = ""
+    deleted: bool = False  # a tombstone: kept until its last lease ends
+
+
+class Lease(Record):
+    token: int  # log index of the grant
+    attempt: int
+    worker_id: str
+    instance_id: str  # the worker process; nobody else may speak for the lease
+    grant_time_ms: int
+    duration_ms: int
+
+
+class Attempt(Record):
+    """A finished attempt."""
+
+    number: int
+    worker_id: str
+    token: int
+    start_time_ms: int
+    end_time_ms: int
+    outcome: AttemptOutcome
+    error_kind: str = ""
+    error_message: str = ""
+
+
+class Run(Record):
+    name: str  # namespace/job/20261129T070000Z or namespace/job/manual-<request id>
+    job: str
+    uid: int  # of the job
+    version: int  # of the job's definition that it executes
+    cause: Cause
+    nominal_time_ms: int | None
+    due_time_ms: int
+    create_time_ms: int
+    revision: int  # log index of the last change
+    state: RunState = RunState.PENDING
+    ready_time_ms: int = 0  # not granted before
+    covers_from_ms: int | None = None
+    covers_to_ms: int | None = None
+    covers_count: int = 0
+    payload: bytes | None = None  # in place of the definition's
+    attempt_count: int = 0  # attempts used
+    release_count: int = 0  # assignments given back unstarted
+    last_token: int = 0  # of the newest grant
+    refused_count: int = 0  # reports refused because their token was stale
+    lease: Lease | None = None
+    attempts: tuple[Attempt, ...] = ()  # finished ones, newest last
+    cancel_requested: bool = False
+    reason: str = ""
+    result: bytes = b""
+    end_time_ms: int | None = None
+
+
+class Range(Record):
+    """Neighbouring nominal times of one job that were decided alike, both ends inclusive."""
+
+    from_ms: int
+    to_ms: int
+    count: int  # exact up to 1,000 at a time, a floor beyond
+    outcome: Outcome
+    run: str  # the covering run, for COALESCED
+    reason: str
+    version: int
+    index: int  # log index of the entry that decided the last of them
+
+
+class Limits(Record):
+    """Bounds that every replica must apply alike; the leader's configuration, carried in the log."""
+
+    jobs: int = 1_000_000
+    pending_runs: int = 1_000_000
+    runs_per_job: int = 20  # finished ones
+    finished_runs: int = 1_000_000
+    run_retention_ms: int = 30 * DAY_MS
+    ledger_window_ms: int = 30 * DAY_MS
+    request_ids: int = 1_000_000
+    request_retention_ms: int = DAY_MS
+
+
+class Request(Record):
+    """What is remembered of an accepted request, so that its repeat is answered and not done again."""
+
+    digest: bytes
+    subject: str  # name of the job or run it made or changed
+    index: int
+    time_ms: int
+
+
+def utc_name(time_ms: int) -> str:
+    """Gives a whole-second instant its name in run ids: 20261129T070000Z."""
+    return datetime.fromtimestamp(time_ms // SECOND_MS, UTC).strftime("%Y%m%dT%H%M%SZ")
+
+
+def idempotency_key(run: Run) -> str:
+    """The same for all attempts of a run, and never used by another one."""
+    return f"{run.name}#{run.uid}"
