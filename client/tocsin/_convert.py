@@ -1,0 +1,383 @@
+"""Protocol messages to values and back; the one place that knows both.
+
+Enum values differ from the protocol's only by their prefix; an unset or unknown one reads as the
+enum's first member. Instants become aware UTC datetimes, to the microsecond.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
+from typing import Any, TypeVar
+
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.timestamp_pb2 import Timestamp
+from google.rpc import error_details_pb2
+
+from tocsin.schedule import At, Cron, DstFold, DstGap, Every, Schedule, instant
+from tocsin.types import (
+    Applied,
+    Attempt,
+    AttemptError,
+    AttemptOutcome,
+    ClusterStatus,
+    Fire,
+    ItemResult,
+    Job,
+    Member,
+    MisfirePolicy,
+    NodeRole,
+    OccurrenceOutcome,
+    OccurrenceRange,
+    OverlapPolicy,
+    Preview,
+    RetryPolicy,
+    Run,
+    RunCause,
+    RunChanges,
+    RunState,
+    WorkerInfo,
+)
+from tocsin.v1 import cluster_pb2, job_pb2, run_pb2, worker_pb2
+
+_E = TypeVar("_E", bound=enum.StrEnum)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+# Times
+
+
+def timestamp(value: datetime) -> Timestamp:
+    """An instant for the wire; refuses datetimes without a zone (ValueError)."""
+    micros = (instant(value) - _EPOCH) // timedelta(microseconds=1)
+    return Timestamp(seconds=micros // 1_000_000, nanos=micros % 1_000_000 * 1000)
+
+
+def from_timestamp(value: Timestamp) -> datetime:
+    return _EPOCH + timedelta(seconds=value.seconds, microseconds=value.nanos // 1000)
+
+
+def optional_time(message: Any, name: str) -> datetime | None:
+    """The instant in a message's field, or None if it is not set."""
+    return from_timestamp(getattr(message, name)) if message.HasField(name) else None
+
+
+def wire_duration(value: timedelta) -> Duration:
+    result = Duration()
+    result.FromTimedelta(value)
+    return result
+
+
+def from_duration(value: Duration) -> timedelta:
+    return timedelta(seconds=value.seconds, microseconds=value.nanos // 1000)
+
+
+def seconds(value: Duration) -> float:
+    return value.seconds + value.nanos / 1e9
+
+
+# Jobs
+
+
+def to_job(job: Job) -> job_pb2.Job:
+    """A job for the wire, without the fields that the cluster sets, but with the etag."""
+    message = job_pb2.Job(
+        name=job.name,
+        etag=job.etag,
+        schedules=[to_schedule(schedule) for schedule in job.schedules],
+        queue=job.queue,
+        handler=job.handler,
+        payload=job.payload,
+        content_type=job.content_type,
+        overlap_policy=_to_enum(job_pb2.OverlapPolicy, job.overlap_policy),
+        misfire_policy=_to_enum(job_pb2.MisfirePolicy, job.misfire_policy),
+        catchup_limit=job.catchup_limit,
+        labels=job.labels,
+    )
+    if job.retry_policy is not None:
+        message.retry_policy.CopyFrom(_to_retry_policy(job.retry_policy))
+    if job.priority is not None:
+        message.priority = job.priority
+    for name in ("attempt_timeout", "lease_duration", "misfire_grace", "jitter"):
+        value: timedelta | None = getattr(job, name)
+        if value is not None:
+            getattr(message, name).CopyFrom(wire_duration(value))
+    return message
+
+
+def from_job(message: job_pb2.Job) -> Job:
+    return Job(
+        name=message.name,
+        handler=message.handler,
+        schedules=tuple(from_schedule(schedule) for schedule in message.schedules),
+        queue=message.queue,
+        payload=message.payload,
+        content_type=message.content_type,
+        retry_policy=(
+            _from_retry_policy(message.retry_policy) if message.HasField("retry_policy") else None
+        ),
+        attempt_timeout=_optional_duration(message, "attempt_timeout"),
+        lease_duration=_optional_duration(message, "lease_duration"),
+        priority=message.priority if message.HasField("priority") else None,
+        overlap_policy=_from_enum(job_pb2.OverlapPolicy, message.overlap_policy, OverlapPolicy),
+        misfire_policy=_from_enum(job_pb2.MisfirePolicy, message.misfire_policy, MisfirePolicy),
+        misfire_grace=_optional_duration(message, "misfire_grace"),
+        catchup_limit=message.catchup_limit,
+        labels=dict(message.labels),
+        jitter=_optional_duration(message, "jitter"),
+        uid=message.uid,
+        etag=message.etag,
+        paused=message.paused,
+        pause_note=message.pause_note,
+        next_fire_time=optional_time(message, "next_fire_time"),
+        create_time=optional_time(message, "create_time"),
+        update_time=optional_time(message, "update_time"),
+        mark_time=optional_time(message, "mark_time"),
+        active_run_count=message.active_run_count,
+    )
+
+
+def to_schedule(schedule: Schedule) -> job_pb2.Schedule:
+    message = job_pb2.Schedule()
+    if isinstance(schedule, At):
+        message.at.CopyFrom(timestamp(schedule.time))
+        return message
+    if isinstance(schedule, Every):
+        message.every.CopyFrom(wire_duration(schedule.interval))
+    else:
+        message.cron = schedule.expr
+        message.time_zone = schedule.time_zone
+        message.dst_gap = _to_enum(job_pb2.DstGap, schedule.dst_gap)
+        message.dst_fold = _to_enum(job_pb2.DstFold, schedule.dst_fold)
+    if schedule.start_time is not None:
+        message.start_time.CopyFrom(timestamp(schedule.start_time))
+    if schedule.end_time is not None:
+        message.end_time.CopyFrom(timestamp(schedule.end_time))
+    return message
+
+
+def from_schedule(message: job_pb2.Schedule) -> Schedule:
+    """Raises ValueError for a kind of schedule that is newer than this library."""
+    kind = message.WhichOneof("kind")
+    if kind == "at":
+        return At(from_timestamp(message.at))
+    start_time = optional_time(message, "start_time")
+    end_time = optional_time(message, "end_time")
+    if kind == "every":
+        return Every(from_duration(message.every), start_time=start_time, end_time=end_time)
+    if kind == "cron":
+        return Cron(
+            message.cron,
+            time_zone=message.time_zone or "UTC",
+            dst_gap=_from_enum(job_pb2.DstGap, message.dst_gap, DstGap),
+            dst_fold=_from_enum(job_pb2.DstFold, message.dst_fold, DstFold),
+            start_time=start_time,
+            end_time=end_time,
+        )
+    raise ValueError("this version of tocsin does not know that kind of schedule: upgrade it")
+
+
+def _to_retry_policy(policy: RetryPolicy) -> job_pb2.RetryPolicy:
+    message = job_pb2.RetryPolicy(
+        max_attempts=policy.max_attempts,
+        backoff_multiplier=policy.backoff_multiplier,
+        non_retryable_errors=policy.non_retryable_errors,
+    )
+    if policy.initial_backoff is not None:
+        message.initial_backoff.CopyFrom(wire_duration(policy.initial_backoff))
+    if policy.max_backoff is not None:
+        message.max_backoff.CopyFrom(wire_duration(policy.max_backoff))
+    return message
+
+
+def _from_retry_policy(message: job_pb2.RetryPolicy) -> RetryPolicy:
+    return RetryPolicy(
+        max_attempts=message.max_attempts,
+        initial_backoff=_optional_duration(message, "initial_backoff"),
+        backoff_multiplier=message.backoff_multiplier,
+        max_backoff=_optional_duration(message, "max_backoff"),
+        non_retryable_errors=tuple(message.non_retryable_errors),
+    )
+
+
+def from_update(message: job_pb2.UpdateJobResponse) -> Applied:
+    return Applied(job=from_job(message.job), created=message.created, changed=message.changed)
+
+
+def from_preview(message: job_pb2.PreviewFireTimesResponse) -> Preview:
+    return Preview(
+        fires=tuple(
+            Fire(
+                time=from_timestamp(fire.time),
+                local_time=fire.local_time,
+                dst_note=fire.dst_note,
+            )
+            for fire in message.fires
+        ),
+        descriptions=tuple(message.descriptions),
+        warnings=tuple(message.warnings),
+    )
+
+
+def from_range(message: job_pb2.OccurrenceRange) -> OccurrenceRange:
+    return OccurrenceRange(
+        from_time=from_timestamp(message.from_time),
+        to_time=from_timestamp(message.to_time),
+        count=message.count,
+        outcome=_from_enum(job_pb2.OccurrenceOutcome, message.outcome, OccurrenceOutcome),
+        run=message.run,
+        reason=message.reason,
+        job_version=message.job_version,
+        log_index=message.log_index,
+    )
+
+
+# Runs
+
+
+def from_run(message: run_pb2.Run) -> Run:
+    return Run(
+        name=message.name,
+        idempotency_key=message.idempotency_key,
+        state=_from_enum(run_pb2.RunState, message.state, RunState),
+        state_reason=message.state_reason,
+        cause=_from_enum(run_pb2.RunCause, message.cause, RunCause),
+        nominal_time=optional_time(message, "nominal_time"),
+        due_time=optional_time(message, "due_time"),
+        attempts=tuple(_from_attempt(attempt) for attempt in message.attempts),
+        progress=message.progress,
+        result=message.result,
+        covers_from_time=optional_time(message, "covers_from_time"),
+        covers_to_time=optional_time(message, "covers_to_time"),
+        covers_count=message.covers_count,
+        next_attempt_time=optional_time(message, "next_attempt_time"),
+        cancel_requested=message.cancel_requested,
+        job_version=message.job_version,
+        handler=message.handler,
+        queue=message.queue,
+        create_time=optional_time(message, "create_time"),
+        end_time=optional_time(message, "end_time"),
+        revision=message.revision,
+        attempt_count=message.attempt_count,
+        max_attempts=message.max_attempts,
+    )
+
+
+def _from_attempt(message: run_pb2.Attempt) -> Attempt:
+    error = (
+        AttemptError(kind=message.error.kind, message=message.error.message)
+        if message.HasField("error")
+        else None
+    )
+    return Attempt(
+        number=message.number,
+        worker_id=message.worker_id,
+        fencing_token=message.fencing_token,
+        start_time=optional_time(message, "start_time"),
+        end_time=optional_time(message, "end_time"),
+        outcome=_from_enum(run_pb2.AttemptOutcome, message.outcome, AttemptOutcome),
+        error=error,
+    )
+
+
+def from_changes(message: run_pb2.WatchRunsResponse) -> RunChanges:
+    return RunChanges(
+        revision=message.revision,
+        runs=tuple(from_run(run) for run in message.runs),
+        caught_up=message.caught_up,
+    )
+
+
+def from_item_results(messages: Iterable[run_pb2.ItemResult]) -> list[ItemResult]:
+    return [
+        ItemResult(name=item.name, reason=_item_reason(item), message=item.status.message)
+        for item in messages
+    ]
+
+
+def _item_reason(item: run_pb2.ItemResult) -> str:
+    if item.status.code == 0:
+        return ""
+    for detail in item.status.details:
+        info = error_details_pb2.ErrorInfo()
+        if detail.Unpack(info):
+            return info.reason
+    return "UNKNOWN"
+
+
+# Workers and cluster
+
+
+def from_worker(message: worker_pb2.Worker) -> WorkerInfo:
+    return WorkerInfo(
+        worker_id=message.worker_id,
+        instance_id=message.instance_id,
+        queues=tuple(message.queues),
+        handlers=tuple(message.handlers),
+        slots=message.slots,
+        busy=message.busy,
+        last_heartbeat_time=optional_time(message, "last_heartbeat_time"),
+        draining=message.draining,
+        sdk=message.sdk,
+        labels=dict(message.labels),
+    )
+
+
+def from_status(message: cluster_pb2.GetStatusResponse) -> ClusterStatus:
+    return ClusterStatus(
+        cluster_id=message.cluster_id,
+        node_id=message.node_id,
+        leader_id=message.leader_id,
+        term=message.term,
+        commit_index=message.commit_index,
+        applied_index=message.applied_index,
+        has_quorum=message.has_quorum,
+        members=tuple(_from_member(member) for member in message.members),
+        uptime=from_duration(message.uptime),
+        cluster_time=optional_time(message, "cluster_time"),
+        job_count=message.job_count,
+        active_run_count=message.active_run_count,
+        worker_count=message.worker_count,
+        version=message.version,
+        process_id=message.process_id,
+    )
+
+
+def _from_member(message: cluster_pb2.Member) -> Member:
+    return Member(
+        id=message.id,
+        raft_address=message.raft_address,
+        api_address=message.api_address,
+        role=_from_enum(cluster_pb2.NodeRole, message.role, NodeRole),
+        reachable=message.reachable,
+        match_index=message.match_index,
+    )
+
+
+# Helpers
+
+
+def _optional_duration(message: Any, name: str) -> timedelta | None:
+    return from_duration(getattr(message, name)) if message.HasField(name) else None
+
+
+def _to_enum(wrapper: Any, value: enum.StrEnum) -> Any:
+    """The protocol's number for a value; the first member stands for "unset"."""
+    if value is next(iter(type(value))):
+        return 0
+    return wrapper.Value(f"{_prefix(wrapper)}{value.value}")
+
+
+def _from_enum(wrapper: Any, number: int, kind: type[_E]) -> _E:
+    first = next(iter(kind))
+    if number == 0 or number not in wrapper.values():
+        return first
+    try:
+        return kind(wrapper.Name(number).removeprefix(_prefix(wrapper)))
+    except ValueError:
+        return first
+
+
+def _prefix(wrapper: Any) -> str:
+    return str(wrapper.Name(0)).removesuffix("UNSPECIFIED")

@@ -1,0 +1,362 @@
+"""The values that the client takes and returns: frozen, with times as aware UTC datetimes.
+
+Fields marked "out" are set by the cluster and ignored when sent. Nothing here does I/O or decides
+anything; `_convert` turns these into protocol messages and back.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any
+
+from tocsin.schedule import Schedule
+
+__all__ = [
+    "Applied",
+    "Attempt",
+    "AttemptError",
+    "AttemptOutcome",
+    "ClusterStatus",
+    "Fire",
+    "ItemResult",
+    "Job",
+    "Member",
+    "MisfirePolicy",
+    "NodeRole",
+    "OccurrenceOutcome",
+    "OccurrenceRange",
+    "OverlapPolicy",
+    "Preview",
+    "RetryPolicy",
+    "Run",
+    "RunCause",
+    "RunChanges",
+    "RunState",
+    "WorkerInfo",
+]
+
+
+class OverlapPolicy(enum.StrEnum):
+    """What happens to an occurrence while an earlier run of the job is under way."""
+
+    DEFAULT = "DEFAULT"  # as the cluster is configured; shipped: QUEUE_ONE
+    SKIP = "SKIP"
+    QUEUE_ONE = "QUEUE_ONE"
+    QUEUE_ALL = "QUEUE_ALL"
+    CANCEL_RUNNING = "CANCEL_RUNNING"
+    ALLOW = "ALLOW"
+
+
+class MisfirePolicy(enum.StrEnum):
+    """What happens to occurrences that are noticed later than the job's misfire grace."""
+
+    DEFAULT = "DEFAULT"  # as the cluster is configured; shipped: LATEST
+    LATEST = "LATEST"
+    ALL = "ALL"
+    SKIP = "SKIP"
+
+
+class RunState(enum.StrEnum):
+    UNKNOWN = "UNKNOWN"  # a state newer than this library
+    PENDING = "PENDING"
+    LEASED = "LEASED"
+    RETRY_WAIT = "RETRY_WAIT"
+    SUCCEEDED = "SUCCEEDED"
+    FAILED = "FAILED"
+    CANCELLED = "CANCELLED"
+
+    @property
+    def is_final(self) -> bool:
+        """Whether the run has ended."""
+        return self in _FINAL
+
+
+_FINAL = frozenset({RunState.SUCCEEDED, RunState.FAILED, RunState.CANCELLED})
+
+
+class RunCause(enum.StrEnum):
+    UNKNOWN = "UNKNOWN"
+    SCHEDULE = "SCHEDULE"
+    TRIGGER = "TRIGGER"
+    MISFIRE = "MISFIRE"
+
+
+class AttemptOutcome(enum.StrEnum):
+    UNFINISHED = "UNFINISHED"
+    SUCCEEDED = "SUCCEEDED"
+    FAILED = "FAILED"
+    LEASE_EXPIRED = "LEASE_EXPIRED"
+    RELEASED = "RELEASED"
+    CANCELLED = "CANCELLED"
+
+
+class OccurrenceOutcome(enum.StrEnum):
+    UNKNOWN = "UNKNOWN"
+    RUN = "RUN"
+    COALESCED = "COALESCED"
+    SKIPPED = "SKIPPED"
+    MISSED = "MISSED"
+
+
+class NodeRole(enum.StrEnum):
+    UNKNOWN = "UNKNOWN"
+    FOLLOWER = "FOLLOWER"
+    CANDIDATE = "CANDIDATE"
+    LEADER = "LEADER"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RetryPolicy:
+    """When a failed attempt is tried again; None and 0 mean the cluster's default.
+
+    Attributes:
+        max_attempts: with the first; default 3.
+        initial_backoff: wait before the second attempt; default 10 s.
+        backoff_multiplier: each wait is this many times the one before; default 2.
+        max_backoff: longest wait; default 1 h.
+        non_retryable_errors: kinds of error after which there is no further attempt.
+    """
+
+    max_attempts: int = 0
+    initial_backoff: timedelta | None = None
+    backoff_multiplier: float = 0.0
+    max_backoff: timedelta | None = None
+    non_retryable_errors: Sequence[str] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What to run and when. None, 0 and DEFAULT mean the cluster's default.
+
+    Attributes:
+        name: `namespace/job`; the namespace `default` may be left out.
+        handler: name of the code that a worker runs.
+        schedules: none: the job runs only when triggered.
+        payload: bytes, given to the handler; `Job.json(...)` makes one of keyword arguments.
+        uid, etag, paused, pause_note, next_fire_time, create_time, update_time, mark_time,
+            active_run_count: out. An etag that is not 0 makes `apply_job` refuse a job that
+            changed since.
+    """
+
+    name: str
+    handler: str
+    schedules: Sequence[Schedule] = ()
+    queue: str = ""
+    payload: bytes = b""
+    content_type: str = ""
+    retry_policy: RetryPolicy | None = None
+    attempt_timeout: timedelta | None = None
+    lease_duration: timedelta | None = None
+    priority: int | None = None
+    overlap_policy: OverlapPolicy = OverlapPolicy.DEFAULT
+    misfire_policy: MisfirePolicy = MisfirePolicy.DEFAULT
+    misfire_grace: timedelta | None = None
+    catchup_limit: int = 0
+    labels: Mapping[str, str] = field(default_factory=dict)
+    jitter: timedelta | None = None
+    uid: int = 0
+    etag: int = 0
+    paused: bool = False
+    pause_note: str = ""
+    next_fire_time: datetime | None = None
+    create_time: datetime | None = None
+    update_time: datetime | None = None
+    mark_time: datetime | None = None
+    active_run_count: int = 0
+
+    @staticmethod
+    def json(**arguments: Any) -> bytes:
+        """A payload from which a handler gets these keyword arguments."""
+        return json.dumps(arguments, ensure_ascii=False, allow_nan=False).encode()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Applied:
+    """What applying a job did: `changed` is False when the stored definition was the same."""
+
+    job: Job
+    created: bool
+    changed: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttemptError:
+    kind: str
+    message: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attempt:
+    """One try of a run, by one worker, under one lease and one fencing token."""
+
+    number: int
+    worker_id: str
+    fencing_token: int
+    start_time: datetime | None
+    end_time: datetime | None
+    outcome: AttemptOutcome
+    error: AttemptError | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """The execution of an occurrence, or of a manual trigger (`nominal_time` is then None).
+
+    Attributes:
+        covers_from_time, covers_to_time, covers_count: the nominal times that it stands for; the
+            count is exact up to 1,000 and a floor beyond.
+        state_reason: why it failed, was cancelled, or still waits.
+        revision: log index of the last entry that changed it.
+    """
+
+    name: str
+    idempotency_key: str
+    state: RunState
+    state_reason: str
+    cause: RunCause
+    nominal_time: datetime | None
+    due_time: datetime | None
+    attempts: Sequence[Attempt]
+    progress: float
+    result: bytes
+    covers_from_time: datetime | None
+    covers_to_time: datetime | None
+    covers_count: int
+    next_attempt_time: datetime | None
+    cancel_requested: bool
+    job_version: int
+    handler: str
+    queue: str
+    create_time: datetime | None
+    end_time: datetime | None
+    revision: int
+    attempt_count: int
+    max_attempts: int
+
+    @property
+    def job(self) -> str:
+        """Name of the job, `namespace/job`."""
+        return self.name.rpartition("/")[0]
+
+    @property
+    def result_json(self) -> Any:
+        """What the handler returned; None while there is nothing. ValueError: it is not JSON."""
+        return json.loads(self.result) if self.result else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunChanges:
+    """Runs that changed, each as it is now.
+
+    Attributes:
+        revision: a watch that starts from here misses nothing.
+        caught_up: everything that existed when the watch began has been sent by now.
+    """
+
+    revision: int
+    runs: Sequence[Run]
+    caught_up: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class ItemResult:
+    """What became of one item of a call for many: `reason` is empty when it was done."""
+
+    name: str
+    reason: str
+    message: str
+
+    @property
+    def ok(self) -> bool:
+        return not self.reason
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fire:
+    """A nominal time: the instant, how it reads in its zone, and what a clock change does to it."""
+
+    time: datetime
+    local_time: str
+    dst_note: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preview:
+    fires: Sequence[Fire]
+    descriptions: Sequence[str]
+    warnings: Sequence[str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OccurrenceRange:
+    """Neighbouring nominal times of one job that were decided alike, both ends included.
+
+    Attributes:
+        count: how many nominal times; exact up to 1,000, a floor beyond.
+        run: the covering run, for COALESCED.
+        reason: the policy that decided, for SKIPPED and MISSED.
+        job_version: etag of the definition that named these times.
+        log_index: entry that decided the last of them.
+    """
+
+    from_time: datetime
+    to_time: datetime
+    count: int
+    outcome: OccurrenceOutcome
+    run: str
+    reason: str
+    job_version: int
+    log_index: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerInfo:
+    """A worker that has a session with the leader; `busy` is how many leases it holds."""
+
+    worker_id: str
+    instance_id: str
+    queues: Sequence[str]
+    handlers: Sequence[str]
+    slots: int
+    busy: int
+    last_heartbeat_time: datetime | None
+    draining: bool
+    sdk: str
+    labels: Mapping[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Member:
+    """A node, as the answering node sees it; `match_index` is known to the leader alone, else 0."""
+
+    id: str
+    raft_address: str
+    api_address: str
+    role: NodeRole
+    reachable: bool
+    match_index: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterStatus:
+    """The cluster as one node sees it; `leader_id` is empty while it knows of no leader."""
+
+    cluster_id: str
+    node_id: str
+    leader_id: str
+    term: int
+    commit_index: int
+    applied_index: int
+    has_quorum: bool
+    members: Sequence[Member]
+    uptime: timedelta
+    cluster_time: datetime | None
+    job_count: int
+    active_run_count: int
+    worker_count: int
+    version: str
+    process_id: int
