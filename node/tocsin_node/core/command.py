@@ -15,8 +15,8 @@ import msgspec
 from tocsin_node.core.model import AttemptOutcome, JobSpec, Limits, Outcome, Record
 
 
-class Decision(Record):
-    """What the leader decided about the oldest undecided nominal times of a job, up to one occurrence.
+class Decision(Record, frozen=True):
+    """What the leader decided about a job's oldest undecided nominal times, up to one occurrence.
 
     `behind_*` are those before the occurrence, all misfired: COALESCED into its run, or MISSED.
     Without an occurrence there are only those, and they are MISSED.
@@ -31,7 +31,7 @@ class Decision(Record):
     behind_outcome: Outcome = Outcome.COALESCED
 
 
-class Plan(Record):
+class Plan(Record, frozen=True):
     """The mark that a decision moves to, and the first nominal time after it."""
 
     mark_time_ms: int
@@ -39,7 +39,7 @@ class Plan(Record):
     due_time_ms: int | None
 
 
-class RequestKey(Record):
+class RequestKey(Record, frozen=True):
     """Names a caller's request: the same id with the same digest is the same request."""
 
     id: str
@@ -50,7 +50,7 @@ class Command(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Base of all commands."""
 
 
-class BeginTerm(Command, tag=1):
+class BeginTerm(Command, frozen=True, tag=1):
     """First command of a leader: its term, its limits, and where its clock came from."""
 
     term: int
@@ -59,7 +59,7 @@ class BeginTerm(Command, tag=1):
     clock_source: str  # "wall": the host's clock; "log": continued from the newest stamp
 
 
-class CreateJob(Command, tag=2):
+class CreateJob(Command, frozen=True, tag=2):
     """`decisions` are about `at` times that are already past."""
 
     request: RequestKey
@@ -69,7 +69,7 @@ class CreateJob(Command, tag=2):
     plan: Plan
 
 
-class UpdateJob(Command, tag=3):
+class UpdateJob(Command, frozen=True, tag=3):
     """`decisions` settle, under the old version, what came due up to the planning instant."""
 
     request: RequestKey
@@ -82,14 +82,14 @@ class UpdateJob(Command, tag=3):
     plan: Plan
 
 
-class DeleteJob(Command, tag=4):
+class DeleteJob(Command, frozen=True, tag=4):
     request: RequestKey
     name: str
     version: int  # 0: whatever it is
     cancel_active: bool
 
 
-class PauseJob(Command, tag=5):
+class PauseJob(Command, frozen=True, tag=5):
     """Settles what came due before the pause."""
 
     request: RequestKey
@@ -102,7 +102,7 @@ class PauseJob(Command, tag=5):
     plan: Plan
 
 
-class ResumeJob(Command, tag=6):
+class ResumeJob(Command, frozen=True, tag=6):
     """Decides what came due during the pause."""
 
     request: RequestKey
@@ -114,13 +114,13 @@ class ResumeJob(Command, tag=6):
     plan: Plan
 
 
-class TriggerJob(Command, tag=7):
+class TriggerJob(Command, frozen=True, tag=7):
     request: RequestKey
     name: str
     payload: bytes | None
 
 
-class Fire(Command, tag=8):
+class Fire(Command, frozen=True, tag=8):
     """Decides the nominal times of a job from its mark up to the plan's."""
 
     name: str
@@ -131,13 +131,13 @@ class Fire(Command, tag=8):
     plan: Plan
 
 
-class CancelRuns(Command, tag=9):
+class CancelRuns(Command, frozen=True, tag=9):
     request: RequestKey
     names: tuple[str, ...]
     reason: str
 
 
-class Grant(Command, tag=10):
+class Grant(Command, frozen=True, tag=10):
     """Gives a run to a worker process; the entry's index becomes the fencing token."""
 
     run: str
@@ -145,7 +145,7 @@ class Grant(Command, tag=10):
     instance_id: str
 
 
-class Complete(Command, tag=11):
+class Complete(Command, frozen=True, tag=11):
     """A worker's report about the attempt that holds `token`."""
 
     run: str
@@ -158,7 +158,7 @@ class Complete(Command, tag=11):
     retry_after_ms: int = 0
 
 
-class Release(Command, tag=12):
+class Release(Command, frozen=True, tag=12):
     """Ends a lease whose attempt never began, without using an attempt."""
 
     run: str
@@ -166,7 +166,7 @@ class Release(Command, tag=12):
     reason: str
 
 
-class Expire(Command, tag=13):
+class Expire(Command, frozen=True, tag=13):
     """Ends a lease that the leader judged overdue."""
 
     run: str

@@ -19,7 +19,7 @@ DAY_MS = 24 * 3_600 * SECOND_MS
 
 
 class Record(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """An immutable record. It never refers to anything that refers back, hence no garbage collector."""
+    """An immutable record. Nothing in it refers back to it, hence no garbage collection."""
 
 
 class ScheduleKind(enum.StrEnum):
@@ -29,7 +29,7 @@ class ScheduleKind(enum.StrEnum):
 
 
 class Overlap(enum.StrEnum):
-    """What a new occurrence does while a run of its job is active (leased or waiting for a retry)."""
+    """What a new occurrence does while a run of its job is leased or waits for a retry."""
 
     SKIP = "skip"
     QUEUE_ONE = "queue_one"
@@ -82,7 +82,7 @@ class Outcome(enum.StrEnum):
     MISSED = "MISSED"
 
 
-class Schedule(Record):
+class Schedule(Record, frozen=True):
     """One schedule of a job, as the user wrote it; schedule.py in the shell gives it meaning."""
 
     kind: ScheduleKind
@@ -96,7 +96,7 @@ class Schedule(Record):
     end_time_ms: int | None = None
 
 
-class RetryPolicy(Record):
+class RetryPolicy(Record, frozen=True):
     max_attempts: int = 3
     initial_backoff_ms: int = 10_000
     multiplier_permille: int = 2_000  # whole numbers, so that every machine computes the same wait
@@ -104,7 +104,7 @@ class RetryPolicy(Record):
     non_retryable_errors: tuple[str, ...] = ()
 
 
-class JobSpec(Record):
+class JobSpec(Record, frozen=True):
     """What a user defines; a job's version names one of these for ever."""
 
     handler: str
@@ -124,7 +124,7 @@ class JobSpec(Record):
     labels: tuple[tuple[str, str], ...] = ()  # sorted by key
 
 
-class Job(Record):
+class Job(Record, frozen=True):
     name: str  # namespace/job
     uid: int  # log index of its creation
     version: int  # log index of its last change
@@ -139,7 +139,7 @@ class Job(Record):
     deleted: bool = False  # a tombstone: kept until its last lease ends
 
 
-class Lease(Record):
+class Lease(Record, frozen=True):
     token: int  # log index of the grant
     attempt: int
     worker_id: str
@@ -148,7 +148,7 @@ class Lease(Record):
     duration_ms: int
 
 
-class Attempt(Record):
+class Attempt(Record, frozen=True):
     """A finished attempt."""
 
     number: int
@@ -161,7 +161,7 @@ class Attempt(Record):
     error_message: str = ""
 
 
-class Run(Record):
+class Run(Record, frozen=True):
     name: str  # namespace/job/20261129T070000Z or namespace/job/manual-<request id>
     job: str
     uid: int  # of the job
@@ -189,7 +189,7 @@ class Run(Record):
     end_time_ms: int | None = None
 
 
-class Range(Record):
+class Range(Record, frozen=True):
     """Neighbouring nominal times of one job that were decided alike, both ends inclusive."""
 
     from_ms: int
@@ -202,8 +202,8 @@ class Range(Record):
     index: int  # log index of the entry that decided the last of them
 
 
-class Limits(Record):
-    """Bounds that every replica must apply alike; the leader's configuration, carried in the log."""
+class Limits(Record, frozen=True):
+    """Bounds that every replica applies alike: the leader's configuration, carried in the log."""
 
     jobs: int = 1_000_000
     pending_runs: int = 1_000_000
@@ -215,8 +215,8 @@ class Limits(Record):
     request_retention_ms: int = DAY_MS
 
 
-class Request(Record):
-    """What is remembered of an accepted request, so that its repeat is answered and not done again."""
+class Request(Record, frozen=True):
+    """What is kept of an accepted request, so that its repeat is answered, not done again."""
 
     digest: bytes
     subject: str  # name of the job or run it made or changed

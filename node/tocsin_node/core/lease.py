@@ -1,0 +1,138 @@
+"""The rules of leases: who may be granted a run, and what the end of a lease means for it.
+
+A lease's fencing token is the log index of its grant. Core knows no expiry time: the leader judges
+that a lease is overdue and says so by a command that names the token.
+"""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from tocsin_node.core.model import (
+    FINAL_STATES,
+    Attempt,
+    AttemptOutcome,
+    Lease,
+    Overlap,
+    Run,
+    RunState,
+)
+from tocsin_node.core.result import Reason, Rejected
+from tocsin_node.core.retry import backoff_ms
+from tocsin_node.core.state import State
+
+RELEASES_MAX = 3  # further assignments given back unstarted use an attempt each
+ATTEMPTS_KEPT = 20  # finished attempts in a run's record
+
+
+def blocked(state: State, run: Run, *, now_ms: int) -> Rejected | None:
+    """Why a run cannot be granted now; None when it can."""
+    if run.state not in (RunState.PENDING, RunState.RETRY_WAIT):
+        return Rejected(Reason.NOT_READY, f"run {run.name} is {run.state}")
+    if run.ready_time_ms > now_ms:
+        return Rejected(Reason.NOT_DUE, f"run {run.name} may start at {run.ready_time_ms} ms")
+    other = excluded_by(state, run)
+    if other is not None:
+        return Rejected(Reason.BLOCKED, f"run {run.name} waits for {other} to end", {"run": other})
+    return None
+
+
+def excluded_by(state: State, run: Run) -> str | None:
+    """The active run of the job that this one waits for, if either does not allow overlap."""
+    alone = not may_overlap(state, run)
+    others = (name for name in state.active.get(run.job, ()) if name != run.name)
+    return min(
+        (name for name in others if alone or not may_overlap(state, state.runs[name])),
+        default=None,
+    )
+
+
+def may_overlap(state: State, run: Run) -> bool:
+    return state.spec_of(run).overlap is Overlap.ALLOW
+
+
+def grant(run: Run, lease: Lease, *, index: int) -> Run:
+    """The run, held by a worker under a new token."""
+    return replace(
+        run,
+        state=RunState.LEASED,
+        lease=lease,
+        attempt_count=lease.attempt,
+        last_token=lease.token,
+        reason="",
+        revision=index,
+    )
+
+
+def end_attempt(
+    run: Run,
+    outcome: AttemptOutcome,
+    *,
+    now_ms: int,
+    index: int,
+    error_kind: str = "",
+    error_message: str = "",
+) -> Run:
+    """The run without its lease, the attempt written down; the caller sets what follows."""
+    assert run.lease is not None, "only a live lease can end"
+    attempt = Attempt(
+        run.lease.attempt,
+        run.lease.worker_id,
+        run.lease.token,
+        run.lease.grant_time_ms,
+        now_ms,
+        outcome,
+        error_kind,
+        error_message,
+    )
+    kept = (*run.attempts, attempt)[-ATTEMPTS_KEPT:]
+    return replace(run, lease=None, attempts=kept, revision=index)
+
+
+def finish(run: Run, end: RunState, *, now_ms: int, index: int, reason: str = "") -> Run:
+    assert end in FINAL_STATES, f"{end} is not an end"
+    return replace(run, state=end, reason=reason, end_time_ms=now_ms, revision=index)
+
+
+def after_failure(
+    state: State, run: Run, *, index: int, retryable: bool, retry_after_ms: int = 0
+) -> Run:
+    """What follows a failed or expired attempt: another one later, or the end of the run."""
+    failed = run.attempts[-1]
+    cause = failed.error_kind or str(failed.outcome)
+    if run.cancel_requested:
+        return finish(run, RunState.CANCELLED, now_ms=state.time_ms, index=index, reason=run.reason)
+    policy = state.spec_of(run).retry
+    if not retryable or failed.error_kind in policy.non_retryable_errors:
+        why = f"{cause}: not retryable"
+        return finish(run, RunState.FAILED, now_ms=state.time_ms, index=index, reason=why)
+    if run.attempt_count >= policy.max_attempts:
+        why = f"{cause}: {run.attempt_count} of {policy.max_attempts} attempts used"
+        return finish(run, RunState.FAILED, now_ms=state.time_ms, index=index, reason=why)
+    wait_ms = max(backoff_ms(policy, attempt=run.attempt_count, run=run.name), retry_after_ms)
+    return replace(
+        run, state=RunState.RETRY_WAIT, ready_time_ms=state.time_ms + wait_ms, reason=cause
+    )
+
+
+def release(state: State, run: Run, *, index: int, reason: str) -> Run:
+    """The run after an assignment was given back unstarted: ready again, the attempt not used.
+
+    Past `RELEASES_MAX` the attempt counts, so that a worker that never starts anything cannot keep
+    a run from ever reaching its dead letter.
+    """
+    counts = run.release_count >= RELEASES_MAX
+    ended = end_attempt(
+        run, AttemptOutcome.RELEASED, now_ms=state.time_ms, index=index, error_message=reason
+    )
+    if counts or run.cancel_requested:
+        return after_failure(state, ended, index=index, retryable=True)
+    used = run.attempt_count - 1
+    return replace(
+        ended,
+        state=RunState.RETRY_WAIT if used else RunState.PENDING,
+        attempt_count=used,
+        release_count=run.release_count + 1,
+        ready_time_ms=state.time_ms,
+        reason=reason,
+    )

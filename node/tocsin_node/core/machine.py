@@ -1,0 +1,594 @@
+"""The state machine: `apply(state, command)`, the one place where state changes.
+
+Total and deterministic: each command is checked first and then either changes the state or yields a
+Rejected and changes nothing. Every transition of a run goes through here:
+
+    PENDING ----Grant----> LEASED --Complete(SUCCEEDED)--> SUCCEEDED
+       ^                     |----Complete(FAILED), Expire: attempts left ----> RETRY_WAIT
+       |                     |----the same, none left or not retryable -------> FAILED
+       '------Release--------|----any end but success, after CancelRuns ------> CANCELLED
+    RETRY_WAIT --Grant--> LEASED          PENDING, RETRY_WAIT --CancelRuns--> CANCELLED
+
+Refuses to ask for anything: what depends on the host arrives in the command.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from msgspec.structs import replace
+
+from tocsin_node.core import lease as leases
+from tocsin_node.core.command import (
+    BeginTerm,
+    CancelRuns,
+    Command,
+    Complete,
+    CreateJob,
+    Decision,
+    DeleteJob,
+    Expire,
+    Fire,
+    Grant,
+    PauseJob,
+    Plan,
+    Release,
+    RequestKey,
+    ResumeJob,
+    TriggerJob,
+    UpdateJob,
+)
+from tocsin_node.core.model import (
+    FINAL_STATES,
+    AttemptOutcome,
+    Cause,
+    Job,
+    Lease,
+    Outcome,
+    Overlap,
+    Range,
+    Request,
+    Run,
+    RunState,
+    utc_name,
+)
+from tocsin_node.core.result import Applied, Reason, Rejected, Result
+from tocsin_node.core.state import Ledger, State
+
+QUEUE_ALL_MAX = 100  # runs of one job that wait under `queue_all`; the last one covers the rest
+
+
+def apply_entry(
+    state: State, index: int, stamp_ms: int, commands: Sequence[Command]
+) -> list[Result]:
+    """Applies the commands of one log entry, in order.
+
+    Args:
+        index: log index of the entry; the fencing token of every grant in it.
+        stamp_ms: the leader's cluster time when it closed the entry, UTC milliseconds.
+
+    Returns:
+        One result for each command. `state.changed_runs` and `changed_jobs` then name what changed.
+    """
+    assert index > state.index, f"entry {index} is not newer than {state.index}"
+    state.index = index
+    state.time_ms = max(state.time_ms, stamp_ms)
+    state.changed_runs, state.changed_jobs = {}, {}
+    granted: set[str] = set()  # jobs with a grant in this entry; asked, never walked through
+    return [_apply(state, command, granted) for command in commands]
+
+
+def _apply(state: State, command: Command, granted: set[str]) -> Result:
+    if isinstance(command, Grant):
+        return _grant(state, command, granted)
+    return _HANDLERS[type(command)](state, command)
+
+
+# -- jobs ------------------------------------------------------------------------------------------
+
+
+def _begin_term(state: State, command: BeginTerm) -> Result:
+    state.term = max(state.term, command.term)
+    state.limits = command.limits
+    return Applied()
+
+
+def _create_job(state: State, command: CreateJob) -> Result:
+    if (known := _known_request(state, command.request, state.jobs)) is not None:
+        return known
+    old = state.jobs.get(command.name)
+    if old is not None and not old.deleted:
+        return Rejected(Reason.JOB_EXISTS, f"job {command.name} exists")
+    if old is not None:
+        return Rejected(
+            Reason.JOB_HAS_ACTIVE_RUNS,
+            f"job {command.name} was deleted, and a worker still holds one of its runs; "
+            "try again when it has stopped or its lease is over",
+        )
+    if command.name in state.changed_jobs:
+        # Its uid would be that of the job that was deleted in this very entry.
+        return Rejected(Reason.STALE_PLAN, f"job {command.name} was deleted in the same entry")
+    if len(state.jobs) >= state.limits.jobs:
+        return Rejected(Reason.QUOTA_EXCEEDED, f"the cluster holds {state.limits.jobs} jobs")
+    job = Job(
+        name=command.name,
+        uid=state.index,
+        version=state.index,
+        spec=command.spec,
+        create_time_ms=state.time_ms,
+        update_time_ms=state.time_ms,
+        mark_time_ms=command.plan.mark_time_ms,
+        next_time_ms=command.plan.next_time_ms,
+        due_time_ms=command.plan.due_time_ms,
+    )
+    first_ms = min((d.occurrence_ms for d in command.decisions if d.occurrence_ms), default=None)
+    floor_ms = command.plan.mark_time_ms if first_ms is None else first_ms - 1
+    state.ledger[job.name] = Ledger(floor_ms)
+    state.put_job(job)
+    _decide_all(state, job, command.decisions)
+    _remember(state, command.request, command.name)
+    return Applied(job)
+
+
+def _update_job(state: State, command: UpdateJob) -> Result:
+    if (known := _known_request(state, command.request, state.jobs)) is not None:
+        return known
+    job = state.job(command.name)
+    if job is None:
+        return _no_job(command.name)
+    if (stale := _stale_plan(job, command)) is not None:
+        return stale
+    _decide_all(state, job, command.decisions)
+    job = _planned(job, command.plan)
+    job = replace(job, spec=command.spec, version=state.index, update_time_ms=state.time_ms)
+    state.put_job(job)
+    _remember(state, command.request, command.name)
+    return Applied(job)
+
+
+def _delete_job(state: State, command: DeleteJob) -> Result:
+    if (known := _known_request(state, command.request, state.jobs)) is not None:
+        return known
+    job = state.job(command.name)
+    if job is None:
+        return _no_job(command.name)
+    if command.version and command.version != job.version:
+        return _etag_mismatch(job)
+    names = [n for n in state.runs_by_job.get(job.name, ()) if not _ended(state.runs[n])]
+    if names and not command.cancel_active:
+        return Rejected(
+            Reason.JOB_HAS_ACTIVE_RUNS,
+            f"job {job.name} has {len(names)} unfinished runs",
+            {"count": str(len(names))},
+        )
+    state.put_job(replace(job, deleted=True, version=state.index, update_time_ms=state.time_ms))
+    for name in names:
+        _cancel(state, state.runs[name], "its job was deleted")
+    _drop_if_gone(state, job.name)
+    _remember(state, command.request, command.name)
+    return Applied()
+
+
+def _pause_job(state: State, command: PauseJob) -> Result:
+    if (known := _known_request(state, command.request, state.jobs)) is not None:
+        return known
+    job = state.job(command.name)
+    if job is None:
+        return _no_job(command.name)
+    if (stale := _stale_plan(job, command)) is not None:
+        return stale
+    _decide_all(state, job, command.decisions)
+    job = _planned(job, command.plan)
+    job = replace(job, paused=True, pause_note=command.note, version=state.index)
+    state.put_job(replace(job, update_time_ms=state.time_ms))
+    _remember(state, command.request, command.name)
+    return Applied(state.jobs[job.name])
+
+
+def _resume_job(state: State, command: ResumeJob) -> Result:
+    if (known := _known_request(state, command.request, state.jobs)) is not None:
+        return known
+    job = state.job(command.name)
+    if job is None:
+        return _no_job(command.name)
+    if (stale := _stale_plan(job, command)) is not None:
+        return stale
+    _decide_all(state, job, command.decisions)
+    job = _planned(job, command.plan)
+    job = replace(job, paused=False, pause_note="", version=state.index)
+    state.put_job(replace(job, update_time_ms=state.time_ms))
+    _remember(state, command.request, command.name)
+    return Applied(state.jobs[job.name])
+
+
+def _trigger_job(state: State, command: TriggerJob) -> Result:
+    if (known := _known_request(state, command.request, state.runs)) is not None:
+        return known
+    job = state.job(command.name)
+    if job is None:
+        return _no_job(command.name)
+    if len(state.waiting) >= state.limits.pending_runs:
+        return Rejected(
+            Reason.QUOTA_EXCEEDED, f"{state.limits.pending_runs} runs are waiting already"
+        )
+    name = f"{job.name}/manual-{command.request.id}"
+    if name in state.runs:
+        # Its request id was forgotten before its run was: still the same trigger.
+        return Applied(state.runs[name], repeated=True)
+    run = Run(
+        name=name,
+        job=job.name,
+        uid=job.uid,
+        version=job.version,
+        cause=Cause.TRIGGER,
+        nominal_time_ms=None,
+        due_time_ms=state.time_ms,
+        create_time_ms=state.time_ms,
+        revision=state.index,
+        ready_time_ms=state.time_ms,
+        payload=command.payload,
+    )
+    state.put_run(run)
+    _remember(state, command.request, name)
+    return Applied(run)
+
+
+# -- occurrences -----------------------------------------------------------------------------------
+
+
+def _fire(state: State, command: Fire) -> Result:
+    job = state.job(command.name)
+    if job is None:
+        return _no_job(command.name)
+    if job.paused:
+        return Rejected(Reason.STALE_PLAN, f"job {job.name} is paused")
+    if (stale := _stale_plan(job, command)) is not None:
+        return stale
+    if any(decision.due_time_ms > state.time_ms for decision in command.decisions):
+        return Rejected(Reason.NOT_DUE, f"an occurrence of {job.name} is not due yet")
+    _decide_all(state, job, command.decisions)
+    state.put_job(_planned(job, command.plan))
+    return Applied()
+
+
+def _decide_all(state: State, job: Job, decisions: tuple[Decision, ...]) -> None:
+    for decision in decisions:
+        _decide(state, job, decision)
+
+
+def _decide(state: State, job: Job, decision: Decision) -> None:
+    """Writes what becomes of each nominal time of the decision, and makes its run, if any."""
+    if decision.behind_count and decision.behind_outcome is Outcome.MISSED:
+        _record_behind(state, job, decision, Outcome.MISSED, reason="misfire")
+        decision = replace(decision, behind_count=0)
+    occurrence_ms = decision.occurrence_ms
+    if occurrence_ms is None:
+        return
+    covering = _overlap(state, job)
+    if covering is None:
+        _record_behind(state, job, decision, Outcome.SKIPPED, reason="overlap")
+        _record(state, job, occurrence_ms, Outcome.SKIPPED, reason="overlap")
+    elif covering:
+        _record_behind(state, job, decision, Outcome.COALESCED, run=covering)
+        _record(state, job, occurrence_ms, Outcome.COALESCED, run=covering)
+        run = state.runs[covering]
+        state.put_run(
+            replace(
+                run,
+                covers_to_ms=occurrence_ms,
+                covers_count=run.covers_count + decision.behind_count + 1,
+                revision=state.index,
+            )
+        )
+    else:
+        run = _new_run(state, job, decision, occurrence_ms)
+        _record_behind(state, job, decision, Outcome.COALESCED, run=run.name)
+        _record(state, job, occurrence_ms, Outcome.RUN)
+        if run.name not in state.runs:  # firing the same occurrence twice is a no-op
+            state.put_run(run)
+
+
+def _overlap(state: State, job: Job) -> str | None:
+    """What the overlap policy does with a new occurrence, read from the state in this very entry.
+
+    Returns:
+        Name of the run that covers it; "" when it gets a run of its own; None when it is skipped.
+    """
+    policy = job.spec.overlap
+    active = state.active.get(job.name, {})
+    pending = [state.runs[name] for name in state.pending.get(job.name, ())]
+    if policy is Overlap.ALLOW:
+        return ""
+    if policy is Overlap.SKIP:
+        return None if active or pending else ""
+    if policy is Overlap.QUEUE_ALL and len(pending) < QUEUE_ALL_MAX:
+        return ""
+    absorbing = [run for run in pending if run.nominal_time_ms is not None and not run.last_token]
+    if absorbing:
+        return max(absorbing, key=lambda run: (run.nominal_time_ms or 0, run.name)).name
+    if policy is Overlap.CANCEL_RUNNING:
+        for name in sorted(active):
+            _cancel(state, state.runs[name], "a newer run of its job is due")
+    return ""
+
+
+def _new_run(state: State, job: Job, decision: Decision, occurrence_ms: int) -> Run:
+    coalesced = decision.behind_count > 0
+    return Run(
+        name=f"{job.name}/{utc_name(occurrence_ms)}",
+        job=job.name,
+        uid=job.uid,
+        version=job.version,
+        cause=Cause.MISFIRE if decision.late else Cause.SCHEDULE,
+        nominal_time_ms=occurrence_ms,
+        due_time_ms=decision.due_time_ms,
+        create_time_ms=state.time_ms,
+        revision=state.index,
+        ready_time_ms=decision.due_time_ms,
+        covers_from_ms=decision.behind_from_ms if coalesced else occurrence_ms,
+        covers_to_ms=occurrence_ms,
+        covers_count=decision.behind_count + 1,
+    )
+
+
+def _record_behind(
+    state: State, job: Job, decision: Decision, outcome: Outcome, *, run: str = "", reason: str = ""
+) -> None:
+    if decision.behind_count:
+        state.record(
+            job,
+            Range(
+                decision.behind_from_ms,
+                decision.behind_to_ms,
+                decision.behind_count,
+                outcome,
+                run,
+                reason,
+                job.version,
+                state.index,
+            ),
+        )
+
+
+def _record(
+    state: State, job: Job, time_ms: int, outcome: Outcome, *, run: str = "", reason: str = ""
+) -> None:
+    one = Range(time_ms, time_ms, 1, outcome, run, reason, job.version, state.index)
+    state.record(job, one)
+
+
+# -- runs ------------------------------------------------------------------------------------------
+
+
+def _grant(state: State, command: Grant, granted: set[str]) -> Result:
+    run = state.runs.get(command.run)
+    if run is None:
+        return _no_run(command.run)
+    if (refusal := leases.blocked(state, run, now_ms=state.time_ms)) is not None:
+        return refusal
+    if run.job in granted and (run.last_token == state.index or not leases.may_overlap(state, run)):
+        # Both would carry this entry's index as their token, and a token must order its holders.
+        return Rejected(Reason.BLOCKED, f"job {run.job} had a grant in the same entry")
+    granted.add(run.job)
+    lease = Lease(
+        token=state.index,
+        attempt=run.attempt_count + 1,
+        worker_id=command.worker_id,
+        instance_id=command.instance_id,
+        grant_time_ms=state.time_ms,
+        duration_ms=state.spec_of(run).lease_duration_ms,
+    )
+    run = leases.grant(run, lease, index=state.index)
+    state.put_run(run)
+    return Applied(run)
+
+
+def _complete(state: State, command: Complete) -> Result:
+    run = state.runs.get(command.run)
+    if run is None:
+        return _no_run(command.run)
+    if run.lease is None or run.lease.token != command.token:
+        return _answer_without_lease(state, run, command)
+    now_ms, index = state.time_ms, state.index
+    ended = leases.end_attempt(
+        run,
+        command.outcome,
+        now_ms=now_ms,
+        index=index,
+        error_kind=command.error_kind,
+        error_message=command.error_message,
+    )
+    if command.outcome is AttemptOutcome.SUCCEEDED:
+        ended = replace(ended, result=command.result)
+        ended = leases.finish(ended, RunState.SUCCEEDED, now_ms=now_ms, index=index)
+    else:
+        ended = leases.after_failure(
+            state,
+            ended,
+            index=index,
+            retryable=command.retryable,
+            retry_after_ms=command.retry_after_ms,
+        )
+    _settle_run(state, ended)
+    return Applied(ended)
+
+
+def _answer_without_lease(state: State, run: Run, command: Complete) -> Result:
+    """The same report twice is acknowledged; any other report without the live lease is refused."""
+    for attempt in reversed(run.attempts):
+        if attempt.token == command.token and attempt.outcome is command.outcome:
+            return Applied(run, repeated=True)
+    state.put_run(replace(run, refused_count=run.refused_count + 1, revision=state.index))
+    return _fenced(run)
+
+
+def _release(state: State, command: Release) -> Result:
+    run = state.runs.get(command.run)
+    if run is None:
+        return _no_run(command.run)
+    if run.lease is None or run.lease.token != command.token:
+        return _fenced(run)
+    run = leases.release(state, run, index=state.index, reason=command.reason)
+    _settle_run(state, run)
+    return Applied(run)
+
+
+def _expire(state: State, command: Expire) -> Result:
+    run = state.runs.get(command.run)
+    if run is None:
+        return _no_run(command.run)
+    if run.lease is None or run.lease.token != command.token:
+        return _fenced(run)
+    ended = leases.end_attempt(
+        run, AttemptOutcome.LEASE_EXPIRED, now_ms=state.time_ms, index=state.index
+    )
+    ended = leases.after_failure(state, ended, index=state.index, retryable=True)
+    _settle_run(state, ended)
+    return Applied(ended)
+
+
+def _cancel_runs(state: State, command: CancelRuns) -> Result:
+    if (known := _known_request(state, command.request, {})) is not None:
+        return known if isinstance(known, Rejected) else Applied((None,) * len(command.names), True)
+    refusals: list[Reason | None] = []
+    for name in command.names:
+        run = state.runs.get(name)
+        if run is None:
+            refusals.append(Reason.RUN_NOT_FOUND)
+        elif _ended(run):
+            refusals.append(Reason.RUN_FINISHED)
+        else:
+            _cancel(state, run, command.reason or "cancelled by request")
+            refusals.append(None)
+    _remember(state, command.request, "")
+    return Applied(tuple(refusals))
+
+
+def _cancel(state: State, run: Run, reason: str) -> None:
+    """No grant follows. A run that nobody holds ends at once, a held one with its lease."""
+    if run.cancel_requested:
+        return
+    run = replace(run, cancel_requested=True, reason=reason, revision=state.index)
+    if run.lease is None:
+        run = leases.finish(
+            run, RunState.CANCELLED, now_ms=state.time_ms, index=state.index, reason=reason
+        )
+    _settle_run(state, run)
+
+
+def _settle_run(state: State, run: Run) -> None:
+    """Stores a changed run; when it ended, applies retention, and buries a deleted job."""
+    state.put_run(run)
+    if not _ended(run):
+        return
+    _retain(state, run.job)
+    _drop_if_gone(state, run.job)
+
+
+def _retain(state: State, job: str) -> None:
+    """Drops finished runs that any bound has passed; of one job's, failed ones go last."""
+    limits = state.limits
+    mine = state.finished_by_job.get(job, {})
+    while len(mine) > limits.runs_per_job:
+        good = (name for name in mine if state.runs[name].state is not RunState.FAILED)
+        state.drop_run(next(good, next(iter(mine))))
+        mine = state.finished_by_job.get(job, {})
+    oldest_ms = state.time_ms - limits.run_retention_ms
+    while state.finished:
+        first = next(iter(state.finished))
+        ended_ms = state.runs[first].end_time_ms or 0
+        if len(state.finished) <= limits.finished_runs and ended_ms >= oldest_ms:
+            break
+        state.drop_run(first)
+
+
+def _drop_if_gone(state: State, name: str) -> None:
+    """A tombstone goes when the last lease of its job has ended."""
+    job = state.jobs.get(name)
+    if job is None or not job.deleted:
+        return
+    if all(_ended(state.runs[run]) for run in state.runs_by_job.get(name, ())):
+        state.drop_job(name)
+
+
+# -- checks ----------------------------------------------------------------------------------------
+
+
+def _known_request(state: State, key: RequestKey, subjects: dict[str, Any]) -> Result | None:
+    """The answer to a request that was accepted before: its subject as it is now."""
+    known = state.requests.get(key.id)
+    if known is None:
+        return None
+    if known.digest != key.digest:
+        return Rejected(
+            Reason.REQUEST_ID_REUSED,
+            f"request id {key.id} was used for another request",
+            {"subject": known.subject},
+        )
+    return Applied(subjects.get(known.subject), repeated=True)
+
+
+def _remember(state: State, key: RequestKey, subject: str) -> None:
+    state.remember(key.id, Request(key.digest, subject, state.index, state.time_ms))
+
+
+def _stale_plan(job: Job, command: UpdateJob | PauseJob | ResumeJob | Fire) -> Rejected | None:
+    """Refuses a plan that was made for another state of the job than the present one."""
+    named = (command.uid, command.version, command.mark_time_ms)
+    if named == (job.uid, job.version, job.mark_time_ms):
+        return None
+    return Rejected(Reason.STALE_PLAN, f"job {job.name} changed meanwhile", _etag(job))
+
+
+def _planned(job: Job, plan: Plan) -> Job:
+    return replace(
+        job,
+        mark_time_ms=max(job.mark_time_ms, plan.mark_time_ms),
+        next_time_ms=plan.next_time_ms,
+        due_time_ms=plan.due_time_ms,
+    )
+
+
+def _ended(run: Run) -> bool:
+    return run.state in FINAL_STATES
+
+
+def _etag(job: Job) -> dict[str, str]:
+    return {"current_etag": str(job.version)}
+
+
+def _etag_mismatch(job: Job) -> Rejected:
+    return Rejected(Reason.ETAG_MISMATCH, f"job {job.name} is at version {job.version}", _etag(job))
+
+
+def _fenced(run: Run) -> Rejected:
+    return Rejected(
+        Reason.FENCED,
+        f"the lease on {run.name} is over or somebody else has it",
+        {"current_token": str(run.last_token)},
+    )
+
+
+def _no_job(name: str) -> Rejected:
+    return Rejected(Reason.JOB_NOT_FOUND, f"no job {name}", {"job": name})
+
+
+def _no_run(name: str) -> Rejected:
+    return Rejected(Reason.RUN_NOT_FOUND, f"no run {name}", {"run": name})
+
+
+_HANDLERS: dict[type[Command], Callable[[State, Any], Result]] = {
+    BeginTerm: _begin_term,
+    CreateJob: _create_job,
+    UpdateJob: _update_job,
+    DeleteJob: _delete_job,
+    PauseJob: _pause_job,
+    ResumeJob: _resume_job,
+    TriggerJob: _trigger_job,
+    Fire: _fire,
+    CancelRuns: _cancel_runs,
+    Complete: _complete,
+    Release: _release,
+    Expire: _expire,
+}

@@ -1,0 +1,43 @@
+"""What applying a command yields: a value, or a reason why nothing was changed."""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+
+class Reason(enum.StrEnum):
+    """Why a command changed nothing; api/status.py gives each its gRPC code."""
+
+    JOB_EXISTS = "JOB_EXISTS"
+    JOB_NOT_FOUND = "JOB_NOT_FOUND"
+    JOB_HAS_ACTIVE_RUNS = "JOB_HAS_ACTIVE_RUNS"
+    RUN_NOT_FOUND = "RUN_NOT_FOUND"
+    RUN_FINISHED = "RUN_FINISHED"
+    ETAG_MISMATCH = "ETAG_MISMATCH"
+    REQUEST_ID_REUSED = "REQUEST_ID_REUSED"
+    QUOTA_EXCEEDED = "QUOTA_EXCEEDED"
+    STALE_PLAN = "STALE_PLAN"  # the job changed since the leader planned: plan again
+    FENCED = "FENCED"  # the lease is over, or a newer attempt has it
+    NOT_DUE = "NOT_DUE"  # would be early
+    NOT_READY = "NOT_READY"  # the run cannot be granted in its state
+    BLOCKED = "BLOCKED"  # another run excludes this one now
+
+
+class Applied(msgspec.Struct, frozen=True):
+    """The command counted. `repeated`: it had counted before, and this is its answer once more."""
+
+    value: object = None
+    repeated: bool = False
+
+
+class Rejected(msgspec.Struct, frozen=True):
+    """Nothing was changed."""
+
+    reason: Reason
+    message: str
+    detail: dict[str, str] = {}
+
+
+Result = Applied | Rejected

@@ -1,0 +1,353 @@
+"""The replicated state, with the indexes that answer the leader's questions quickly.
+
+Owns where records are kept and how each index follows from them. Refuses to decide: only machine.py
+calls the `put_` and `drop_` methods. Indexes are never replicated; `restore` rebuilds them.
+Dicts that stand for ordered sets map to None, since a set's order differs from process to process.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter, deque
+from collections.abc import Hashable, Iterable
+from typing import TypeVar
+
+import msgspec
+
+from tocsin_node.core.model import (
+    ACTIVE_STATES,
+    FINAL_STATES,
+    SECOND_MS,
+    Job,
+    JobSpec,
+    Limits,
+    Range,
+    Record,
+    Request,
+    Run,
+    RunState,
+)
+
+SNAPSHOT_VERSION = 1
+
+OrderedSet = dict[str, None]
+_K = TypeVar("_K", bound=Hashable)
+
+
+class Ledger:
+    """What became of each nominal time of one job, as merged ranges, oldest first."""
+
+    __slots__ = ("floor_ms", "ranges")
+
+    def __init__(self, floor_ms: int, ranges: Iterable[Range] = ()) -> None:
+        self.floor_ms = floor_ms  # it knows every nominal time after this one
+        self.ranges = deque(ranges)
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, Ledger)
+            and self.floor_ms == other.floor_ms
+            and self.ranges == other.ranges
+        )
+
+    __hash__ = None  # type: ignore[assignment]  # mutable
+
+    def add(self, new: Range) -> Range | None:
+        """Adds a range behind all others.
+
+        Returns:
+            The range that it was merged into, and that is gone now; None when it stands alone.
+        """
+        last = self.ranges[-1] if self.ranges else None
+        if last is not None and _alike(last, new):
+            self.ranges[-1] = msgspec.structs.replace(
+                last, to_ms=new.to_ms, count=last.count + new.count, index=new.index
+            )
+            return last
+        self.ranges.append(new)
+        return None
+
+    def forget(self, before_ms: int) -> list[Range]:
+        """Drops ranges that ended before an instant, raises the floor; returns what it dropped."""
+        dropped = []
+        while self.ranges and self.ranges[0].to_ms < before_ms:
+            dropped.append(self.ranges.popleft())
+            self.floor_ms = dropped[-1].to_ms
+        return dropped
+
+
+class State:
+    """Everything that the log has led to, up to and including entry `index`."""
+
+    def __init__(self) -> None:
+        self.index = 0
+        self.term = 0
+        self.time_ms = 0  # cluster time: the newest stamp
+        self.limits = Limits()
+        self.jobs: dict[str, Job] = {}
+        self.runs: dict[str, Run] = {}
+        self.versions: dict[tuple[str, int], JobSpec] = {}  # by job name and version
+        self.ledger: dict[str, Ledger] = {}  # by job name
+        self.requests: dict[str, Request] = {}  # oldest first
+        self.changed_runs: OrderedSet = {}  # by the entry that is being applied
+        self.changed_jobs: OrderedSet = {}
+        self._reset_indexes()
+
+    def _reset_indexes(self) -> None:
+        self.runs_by_job: dict[str, OrderedSet] = {}  # in order of creation
+        self.active: dict[str, OrderedSet] = {}  # LEASED or RETRY_WAIT, by job
+        self.pending: dict[str, OrderedSet] = {}  # by job, in order of creation
+        self.waiting: OrderedSet = {}  # PENDING or RETRY_WAIT
+        self.leases: dict[str, int] = {}  # fencing token of each live lease, by run
+        self.recent: OrderedSet = {}  # all runs, the one that changed last at the end
+        self.finished: OrderedSet = {}  # in order of their end
+        self.finished_by_job: dict[str, OrderedSet] = {}
+        self.version_uses: Counter[tuple[str, int]] = Counter()
+        self._due: dict[int, OrderedSet] = {}  # jobs by the second they are due in
+        self._due_seconds: list[int] = []  # heap of the keys of _due, and of emptied ones
+
+    # -- questions ---------------------------------------------------------------------------------
+
+    def job(self, name: str) -> Job | None:
+        """The job of that name; None also for one that is deleted and waits for its last lease."""
+        job = self.jobs.get(name)
+        return None if job is None or job.deleted else job
+
+    def spec_of(self, run: Run) -> JobSpec:
+        """The definition that a run executes, as it was when the run was made."""
+        return self.versions[run.job, run.version]
+
+    def next_due_ms(self) -> int | None:
+        """Start of the first second in which a job is due (UTC milliseconds); None: never."""
+        while self._due_seconds and self._due_seconds[0] not in self._due:
+            heapq.heappop(self._due_seconds)
+        return self._due_seconds[0] * SECOND_MS if self._due_seconds else None
+
+    def due_jobs(self, now_ms: int, limit: int) -> list[Job]:
+        """At most `limit` jobs that are due at an instant, those that are due longest first."""
+        found: list[Job] = []
+        looked_at: list[int] = []
+        while self._due_seconds and self._due_seconds[0] * SECOND_MS <= now_ms:
+            if len(found) >= limit:
+                break
+            second = heapq.heappop(self._due_seconds)
+            if second not in self._due or (looked_at and looked_at[-1] == second):
+                continue  # emptied, or pushed again after having been emptied
+            looked_at.append(second)
+            for name in self._due[second]:
+                job = self.jobs[name]
+                if job.due_time_ms is not None and job.due_time_ms <= now_ms:
+                    found.append(job)
+        for second in looked_at:
+            heapq.heappush(self._due_seconds, second)
+        return found[:limit]
+
+    # -- changes, for machine.py alone -------------------------------------------------------------
+
+    def put_job(self, job: Job) -> None:
+        before = self.jobs.get(job.name)
+        if before is not None:
+            self._unindex_due(before)
+        if before is None or before.version != job.version:
+            self.versions[job.name, job.version] = job.spec
+            self._use_version((job.name, job.version), +1)
+            if before is not None:
+                self._use_version((job.name, before.version), -1)
+        self.jobs[job.name] = job
+        self._index_due(job)
+        self.changed_jobs[job.name] = None
+
+    def drop_job(self, name: str) -> None:
+        """Removes a job with its runs and its ledger."""
+        for run in list(self.runs_by_job.get(name, ())):
+            self.drop_run(run)
+        job = self.jobs.pop(name)
+        self._unindex_due(job)
+        self._use_version((name, job.version), -1)
+        ledger = self.ledger.pop(name, None)
+        for gone in ledger.ranges if ledger else ():
+            self._use_version((name, gone.version), -1)
+        self.changed_jobs[name] = None
+
+    def put_run(self, run: Run) -> None:
+        before = self.runs.get(run.name)
+        self.runs[run.name] = run
+        if before is None:
+            self._use_version((run.job, run.version), +1)
+            self.runs_by_job.setdefault(run.job, {})[run.name] = None
+            self._index_run_state(run)
+        elif before.state is not run.state or before.lease is not run.lease:
+            self._unindex_run_state(before)
+            self._index_run_state(run)
+        self.recent.pop(run.name, None)
+        self.recent[run.name] = None
+        self.changed_runs[run.name] = None
+
+    def drop_run(self, name: str) -> None:
+        run = self.runs.pop(name)
+        self._unindex_run_state(run)
+        _discard(self.runs_by_job, run.job, name)
+        self.recent.pop(name, None)
+        self._use_version((run.job, run.version), -1)
+        self.changed_runs[name] = None
+
+    def record(self, job: Job, new: Range) -> None:
+        """Writes into a job's ledger, and forgets there what the audit window has left behind."""
+        ledger = self.ledger[job.name]
+        if ledger.add(new) is None:
+            self._use_version((job.name, new.version), +1)
+        for gone in ledger.forget(self.time_ms - self.limits.ledger_window_ms):
+            self._use_version((job.name, gone.version), -1)
+
+    def remember(self, request_id: str, request: Request) -> None:
+        """Keeps a request's answer, and forgets those that are too old or too many."""
+        self.requests[request_id] = request
+        oldest_ms = self.time_ms - self.limits.request_retention_ms
+        while self.requests:
+            first = next(iter(self.requests))
+            if len(self.requests) <= self.limits.request_ids and (
+                self.requests[first].time_ms >= oldest_ms
+            ):
+                break
+            del self.requests[first]
+
+    # -- indexes -----------------------------------------------------------------------------------
+
+    def _index_due(self, job: Job) -> None:
+        if job.due_time_ms is None or job.paused or job.deleted:
+            return
+        second = job.due_time_ms // SECOND_MS
+        if second not in self._due:
+            self._due[second] = {}
+            heapq.heappush(self._due_seconds, second)
+        self._due[second][job.name] = None
+
+    def _unindex_due(self, job: Job) -> None:
+        if job.due_time_ms is not None:
+            _discard(self._due, job.due_time_ms // SECOND_MS, job.name)
+
+    def _use_version(self, key: tuple[str, int], step: int) -> None:
+        """A version lives as long as its job, a run or a ledger range refers to it."""
+        self.version_uses[key] += step
+        if not self.version_uses[key]:
+            del self.version_uses[key]
+            self.versions.pop(key, None)
+
+    def _index_run_state(self, run: Run) -> None:
+        if run.state in ACTIVE_STATES:
+            self.active.setdefault(run.job, {})[run.name] = None
+        if run.state is RunState.PENDING:
+            self.pending.setdefault(run.job, {})[run.name] = None
+        if run.state in (RunState.PENDING, RunState.RETRY_WAIT):
+            self.waiting[run.name] = None
+        if run.lease is not None:
+            self.leases[run.name] = run.lease.token
+        if run.state in FINAL_STATES:
+            self.finished[run.name] = None
+            self.finished_by_job.setdefault(run.job, {})[run.name] = None
+
+    def _unindex_run_state(self, run: Run) -> None:
+        _discard(self.active, run.job, run.name)
+        _discard(self.pending, run.job, run.name)
+        _discard(self.finished_by_job, run.job, run.name)
+        self.waiting.pop(run.name, None)
+        self.leases.pop(run.name, None)
+        self.finished.pop(run.name, None)
+
+
+class _Snapshot(Record, frozen=True):
+    """State as it is stored; the derived indexes are left out."""
+
+    snapshot_version: int
+    index: int
+    term: int
+    time_ms: int
+    limits: Limits
+    jobs: list[Job]
+    versions: list[tuple[str, int, JobSpec]]  # those that no job has as its current one
+    runs: list[Run]  # the one that changed last at the end
+    run_order: list[str]  # in order of creation
+    ended_order: list[str]  # in order of their end
+    ledger: list[tuple[str, int, list[Range]]]  # job, floor, ranges
+    requests: list[tuple[str, Request]]
+
+
+def snapshot(state: State) -> bytes:
+    """All that a replica needs to go on from `state.index`; equal states give equal bytes."""
+    current = {(job.name, job.version) for job in state.jobs.values()}
+    return msgspec.msgpack.encode(
+        _Snapshot(
+            SNAPSHOT_VERSION,
+            state.index,
+            state.term,
+            state.time_ms,
+            state.limits,
+            [state.jobs[name] for name in sorted(state.jobs)],
+            [(*key, state.versions[key]) for key in sorted(state.versions) if key not in current],
+            [state.runs[name] for name in state.recent],
+            [name for job in sorted(state.runs_by_job) for name in state.runs_by_job[job]],
+            list(state.finished),
+            [
+                (job, state.ledger[job].floor_ms, list(state.ledger[job].ranges))
+                for job in sorted(state.ledger)
+            ],
+            list(state.requests.items()),
+        )
+    )
+
+
+def restore(data: bytes) -> State:
+    """Rebuilds a state, its indexes included, from `snapshot`.
+
+    Raises:
+        msgspec.DecodeError: damaged, or written by a release that this one does not know.
+    """
+    stored = msgspec.msgpack.decode(data, type=_Snapshot)
+    if stored.snapshot_version != SNAPSHOT_VERSION:
+        raise msgspec.DecodeError(f"snapshot version {stored.snapshot_version} is not known here")
+    state = State()
+    state.index, state.term, state.time_ms = stored.index, stored.term, stored.time_ms
+    state.limits = stored.limits
+    for job in stored.jobs:
+        state.jobs[job.name] = job
+        state.versions[job.name, job.version] = job.spec
+    for name, version, spec in stored.versions:
+        state.versions[name, version] = spec
+    for job in stored.jobs:
+        state._use_version((job.name, job.version), +1)
+        state._index_due(job)
+    for name, floor_ms, ranges in stored.ledger:
+        state.ledger[name] = Ledger(floor_ms, ranges)
+        for kept in ranges:
+            state._use_version((name, kept.version), +1)
+    for run in stored.runs:
+        state.runs[run.name] = run
+        state.recent[run.name] = None
+        state._use_version((run.job, run.version), +1)
+    for name in stored.run_order:
+        run = state.runs[name]
+        state.runs_by_job.setdefault(run.job, {})[name] = None
+        if run.state not in FINAL_STATES:
+            state._index_run_state(run)
+    for name in stored.ended_order:
+        state._index_run_state(state.runs[name])
+    state.requests = dict(stored.requests)
+    return state
+
+
+def _alike(last: Range, new: Range) -> bool:
+    return (last.outcome, last.run, last.reason, last.version) == (
+        new.outcome,
+        new.run,
+        new.reason,
+        new.version,
+    )
+
+
+def _discard(index: dict[_K, OrderedSet], key: _K, name: str) -> None:
+    """Takes a name out of an index of ordered sets, and the set with it once it is empty."""
+    names = index.get(key)
+    if names is not None:
+        names.pop(name, None)
+        if not names:
+            del index[key]
