@@ -18,8 +18,8 @@ from tocsin_node.core.model import AttemptOutcome, JobSpec, Limits, Outcome, Rec
 class Decision(Record, frozen=True):
     """What the leader decided about a job's oldest undecided nominal times, up to one occurrence.
 
-    `behind_*` are those before the occurrence, all misfired: COALESCED into its run, or MISSED.
-    Without an occurrence there are only those, and they are MISSED.
+    `behind_*` are those before the occurrence: COALESCED into its run, MISSED by the misfire
+    policy, or SKIPPED because the job was paused. Without an occurrence there are only those.
     """
 
     occurrence_ms: int | None

@@ -56,6 +56,7 @@ from tocsin_node.core.model import (
 from tocsin_node.core.result import Applied, Reason, Rejected, Result
 from tocsin_node.core.state import Ledger, State
 
+_BEHIND_REASONS = {Outcome.MISSED: "misfire", Outcome.SKIPPED: "pause"}
 QUEUE_ALL_MAX = 100  # runs of one job that wait under `queue_all`; the last one covers the rest
 
 
@@ -118,17 +119,24 @@ def _create_job(state: State, command: CreateJob) -> Result:
         spec=command.spec,
         create_time_ms=state.time_ms,
         update_time_ms=state.time_ms,
+        anchor_time_ms=command.plan.mark_time_ms,
         mark_time_ms=command.plan.mark_time_ms,
         next_time_ms=command.plan.next_time_ms,
         due_time_ms=command.plan.due_time_ms,
     )
-    first_ms = min((d.occurrence_ms for d in command.decisions if d.occurrence_ms), default=None)
-    floor_ms = command.plan.mark_time_ms if first_ms is None else first_ms - 1
-    state.ledger[job.name] = Ledger(floor_ms)
+    state.ledger[job.name] = Ledger(_first_decided_ms(command) - 1)
     state.put_job(job)
     _decide_all(state, job, command.decisions)
     _remember(state, command.request, command.name)
     return Applied(job)
+
+
+def _first_decided_ms(command: CreateJob) -> int:
+    """Where the ledger of a new job begins: at the oldest time that its creation decides, if any."""
+    decided = [d.behind_from_ms if d.behind_count else d.occurrence_ms for d in command.decisions]
+    return min(
+        (time for time in decided if time is not None), default=command.plan.mark_time_ms + 1
+    )
 
 
 def _update_job(state: State, command: UpdateJob) -> Result:
@@ -259,8 +267,9 @@ def _decide_all(state: State, job: Job, decisions: tuple[Decision, ...]) -> None
 
 def _decide(state: State, job: Job, decision: Decision) -> None:
     """Writes what becomes of each nominal time of the decision, and makes its run, if any."""
-    if decision.behind_count and decision.behind_outcome is Outcome.MISSED:
-        _record_behind(state, job, decision, Outcome.MISSED, reason="misfire")
+    if decision.behind_outcome in _BEHIND_REASONS:
+        outcome = decision.behind_outcome
+        _record_behind(state, job, decision, outcome, reason=_BEHIND_REASONS[outcome])
         decision = replace(decision, behind_count=0)
     occurrence_ms = decision.occurrence_ms
     if occurrence_ms is None:

@@ -131,6 +131,7 @@ class Job(Record, frozen=True):
     spec: JobSpec
     create_time_ms: int
     update_time_ms: int
+    anchor_time_ms: int  # `every` without a start counts from here; edits leave it alone
     mark_time_ms: int  # every nominal time up to here is decided
     next_time_ms: int | None = None  # next nominal time; None: no further one
     due_time_ms: int | None = None  # that plus jitter

@@ -1,0 +1,169 @@
+"""What has come due and what comes next: the decisions that a leader puts into the log.
+
+Owns the misfire policy and the settling of edits. It reads a job and its timetable at an instant
+and gives back values; machine.py checks them against the state and says what the overlap policy
+makes of each. Refuses to propose anything, and to look at the clock: the instant is an argument.
+"""
+
+from __future__ import annotations
+
+from tocsin_node.core.command import Decision, Plan
+from tocsin_node.core.model import Job, JobSpec, Misfire, Outcome, ScheduleKind
+from tocsin_node.schedule import Timetable, jitter_ms
+
+DECISIONS_MAX = 100  # occurrences on time that one command decides; the next command goes on
+COUNT_EXACT_MAX = 1_000  # covered nominal times are counted exactly up to here
+
+
+def first(name: str, spec: JobSpec, now_ms: int) -> tuple[tuple[Decision, ...], Plan]:
+    """How a new job begins: strictly after now, but `at` times in the past run at once."""
+    plan = plan_after(name, spec, anchor_time_ms=now_ms, mark_time_ms=now_ms)
+    past_ms = sorted(
+        {
+            schedule.at_time_ms
+            for schedule in spec.schedules
+            if schedule.kind is ScheduleKind.AT and schedule.at_time_ms <= now_ms
+        }
+    )
+    if not past_ms:
+        return (), plan
+    latest_ms = past_ms[-1]
+    decision = Decision(
+        occurrence_ms=latest_ms,
+        due_time_ms=latest_ms + jitter_ms(name, spec.jitter_ms),
+        late=latest_ms + spec.misfire_grace_ms < now_ms,
+        behind_from_ms=past_ms[0],
+        behind_to_ms=past_ms[max(len(past_ms) - 2, 0)],
+        behind_count=len(past_ms) - 1,
+    )
+    return (decision,), plan
+
+
+def due(job: Job, now_ms: int) -> tuple[tuple[Decision, ...], Plan]:
+    """Decides the nominal times that are due now, the oldest first, at most a command's worth."""
+    return _decide(job, until_ms=now_ms - _offset_ms(job), now_ms=now_ms, most=DECISIONS_MAX)
+
+
+def settle(job: Job, now_ms: int) -> tuple[tuple[Decision, ...], Plan]:
+    """Decides every nominal time up to now under the present definition, before it is changed.
+
+    Those that are jittered into the future become runs that wait until they are due. What a pause
+    has passed over is skipped: the definition that named it is about to go. The plan's mark is now.
+    """
+    if job.paused:
+        decisions = _passed_over(job, now_ms)
+    else:
+        decisions, _ = _decide(job, until_ms=now_ms, now_ms=now_ms, most=None)
+    return decisions, plan_after(
+        job.name, job.spec, anchor_time_ms=job.anchor_time_ms, mark_time_ms=now_ms
+    )
+
+
+def resume(job: Job, now_ms: int) -> tuple[tuple[Decision, ...], Plan]:
+    """Decides by the misfire policy what came due during a pause, and plans on from now."""
+    decisions, _ = _decide(job, until_ms=now_ms, now_ms=now_ms, most=None)
+    return decisions, plan_after(
+        job.name, job.spec, anchor_time_ms=job.anchor_time_ms, mark_time_ms=now_ms
+    )
+
+
+def plan_after(name: str, spec: JobSpec, *, anchor_time_ms: int, mark_time_ms: int) -> Plan:
+    """The first nominal time strictly after a mark, and when it is due."""
+    next_ms = _timetable(spec, anchor_time_ms).next_after(mark_time_ms)
+    if next_ms is None:
+        return Plan(mark_time_ms, None, None)
+    return Plan(mark_time_ms, next_ms, next_ms + jitter_ms(name, spec.jitter_ms))
+
+
+def _decide(
+    job: Job, *, until_ms: int, now_ms: int, most: int | None
+) -> tuple[tuple[Decision, ...], Plan]:
+    """Misfire first, then one decision for each occurrence on time.
+
+    Args:
+        until_ms: newest nominal time to decide.
+        most: end after this many decisions, so that a long list is decided in several commands.
+    """
+    table = _timetable(job.spec, job.anchor_time_ms)
+    offset_ms = _offset_ms(job)
+    late_until_ms = min(until_ms, now_ms - job.spec.misfire_grace_ms - offset_ms - 1)
+    decisions: list[Decision] = []
+    mark_ms, next_ms = job.mark_time_ms, job.next_time_ms
+    if next_ms is not None and next_ms <= late_until_ms:
+        decisions, mark_ms = _misfired(job, table, late_until_ms)
+        next_ms = table.next_after(mark_ms)
+    while next_ms is not None and next_ms <= until_ms:
+        if most is not None and len(decisions) >= most:
+            break
+        decisions.append(Decision(next_ms, next_ms + offset_ms))
+        mark_ms, next_ms = next_ms, table.next_after(next_ms)
+    due_ms = None if next_ms is None else next_ms + offset_ms
+    return tuple(decisions), Plan(mark_ms, next_ms, due_ms)
+
+
+def _misfired(job: Job, table: Timetable, until_ms: int) -> tuple[list[Decision], int]:
+    """What the misfire policy makes of the nominal times up to `until_ms`, and the last of them."""
+    first_ms = job.next_time_ms
+    last_ms = table.latest_at_or_before(until_ms, job.mark_time_ms)
+    assert first_ms is not None, f"{job.name}: nothing is due"
+    assert last_ms is not None, f"{job.name}: its next time is not in its timetable"
+    offset_ms = _offset_ms(job)
+    if job.spec.misfire is Misfire.SKIP:
+        missed = _behind(table, job.mark_time_ms, first_ms, last_ms, Outcome.MISSED)
+        return [missed], last_ms
+    kept = [last_ms]
+    wanted = job.spec.catchup_limit if job.spec.misfire is Misfire.ALL else 1
+    while len(kept) < wanted and kept[-1] > first_ms:
+        before_ms = table.latest_at_or_before(kept[-1] - 1, job.mark_time_ms)
+        assert before_ms is not None, f"{job.name}: nothing between its mark and its occurrence"
+        kept.append(before_ms)
+    kept.reverse()
+    decisions = [Decision(time_ms, time_ms + offset_ms, late=True) for time_ms in kept]
+    if kept[0] > first_ms:
+        all_kept = job.spec.misfire is Misfire.ALL
+        outcome = Outcome.MISSED if all_kept else Outcome.COALESCED
+        older_ms = table.latest_at_or_before(kept[0] - 1, job.mark_time_ms)
+        assert older_ms is not None, f"{job.name}: nothing before {kept[0]}"
+        behind = _behind(table, job.mark_time_ms, first_ms, older_ms, outcome)
+        decisions[0] = Decision(
+            kept[0],
+            kept[0] + offset_ms,
+            late=True,
+            behind_from_ms=behind.behind_from_ms,
+            behind_to_ms=behind.behind_to_ms,
+            behind_count=behind.behind_count,
+            behind_outcome=outcome,
+        )
+    return decisions, last_ms
+
+
+def _passed_over(job: Job, now_ms: int) -> tuple[Decision, ...]:
+    """The nominal times that came and went while the job was paused, as skipped."""
+    table = _timetable(job.spec, job.anchor_time_ms)
+    last_ms = table.latest_at_or_before(now_ms, job.mark_time_ms)
+    if last_ms is None:
+        return ()
+    first_ms = table.next_after(job.mark_time_ms)
+    assert first_ms is not None, f"{job.name}: a last time without a first"
+    return (_behind(table, job.mark_time_ms, first_ms, last_ms, Outcome.SKIPPED),)
+
+
+def _behind(
+    table: Timetable, mark_ms: int, first_ms: int, last_ms: int, outcome: Outcome
+) -> Decision:
+    count, _ = table.count_between(mark_ms, last_ms, COUNT_EXACT_MAX)
+    return Decision(
+        None,
+        behind_from_ms=first_ms,
+        behind_to_ms=last_ms,
+        behind_count=count,
+        behind_outcome=outcome,
+    )
+
+
+def _timetable(spec: JobSpec, anchor_time_ms: int) -> Timetable:
+    return Timetable.build(spec.schedules, anchor_time_ms=anchor_time_ms)
+
+
+def _offset_ms(job: Job) -> int:
+    return jitter_ms(job.name, job.spec.jitter_ms)

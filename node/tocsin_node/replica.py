@@ -1,0 +1,116 @@
+"""This node's copy of the replicated state, between the Raft engine and everything that reads it.
+
+Owns the order of things when an entry is applied: decode, apply, then tell whoever listens what
+changed. Refuses to know leadership, API or schedules. Everything here runs on the node's one event
+loop, so readers see the state between two entries and need no locks.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from tocsin_node.clock import ClusterClock
+from tocsin_node.config import Config
+from tocsin_node.core import command as commands
+from tocsin_node.core import machine
+from tocsin_node.core.command import Command
+from tocsin_node.core.result import Applied, Rejected, Result
+from tocsin_node.core.state import State
+from tocsin_node.raft.engine import Engine
+
+PROPOSE_TIMEOUT_S = 10.0
+
+log = logging.getLogger(__name__)
+
+
+class Refused(Exception):
+    """A command that was applied and changed nothing."""
+
+    def __init__(self, rejected: Rejected) -> None:
+        super().__init__(rejected.message)
+        self.rejected = rejected
+
+
+@dataclass(frozen=True)
+class Changes:
+    """What one entry changed: names of runs and jobs, those that it removed included."""
+
+    index: int
+    runs: tuple[str, ...]
+    jobs: tuple[str, ...]
+
+
+class Replica:
+    """The state machine of one Raft group on this node, and the way to change it."""
+
+    def __init__(self, config: Config, clock: ClusterClock) -> None:
+        self.config = config
+        self.clock = clock
+        self.state = State()
+        self._engine: Engine | None = None
+        self._listeners: list[Callable[[Changes], None]] = []
+
+    @property
+    def engine(self) -> Engine:
+        assert self._engine is not None, "the server attaches the engine before it starts anything"
+        return self._engine
+
+    def attach(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def subscribe(self, listener: Callable[[Changes], None]) -> Callable[[], None]:
+        """Calls a function after each applied entry, on every node; it is quick and never raises.
+
+        Returns:
+            A function that ends the subscription.
+        """
+        self._listeners.append(listener)
+        return lambda: self._listeners.remove(listener)
+
+    def apply(self, index: int, stamp_ms: int, payloads: Sequence[bytes]) -> Sequence[Result]:
+        """The engine's apply function: raises only on a bug or on bytes of a newer release."""
+        decoded = [commands.decode(payload) for payload in payloads]
+        results = machine.apply_entry(self.state, index, stamp_ms, decoded)
+        self.clock.observe(self.state.time_ms)
+        if self._listeners:
+            changes = Changes(index, tuple(self.state.changed_runs), tuple(self.state.changed_jobs))
+            for listener in tuple(self._listeners):
+                listener(changes)
+        return results
+
+    async def execute(
+        self, command: Command, *, timeout: float = PROPOSE_TIMEOUT_S, reserved: bool = False
+    ) -> Applied:
+        """Proposes a command and waits until it has been applied here.
+
+        Args:
+            timeout: seconds, after which the outcome is unknown.
+            reserved: use the share of the queue that users' requests cannot fill.
+
+        Raises:
+            Refused: it was applied and changed nothing.
+            NotLeader, Overloaded: it never entered the log.
+            OutcomeUnknown: it may or may not be applied; repeat only what a repeat cannot harm.
+        """
+        (result,) = await self.execute_many([command], timeout=timeout, reserved=reserved)
+        if isinstance(result, Rejected):
+            raise Refused(result)
+        return result
+
+    async def execute_many(
+        self,
+        batch: Sequence[Command],
+        *,
+        timeout: float = PROPOSE_TIMEOUT_S,
+        reserved: bool = False,
+    ) -> list[Result]:
+        """Proposes commands together, in order; one result for each. Raises as `execute`."""
+        encoded = [commands.encode(command) for command in batch]
+        results = await self.engine.propose_many(encoded, timeout=timeout, reserved=reserved)
+        checked: list[Result] = []
+        for result in results:
+            assert isinstance(result, Applied | Rejected), f"apply gave {result!r}"
+            checked.append(result)
+        return checked
