@@ -215,7 +215,7 @@ class Cancelled(ControlFlow):
 
 
 class LeaseLost(ControlFlow):
-    """The right to this attempt is over, or could not be renewed; another attempt may be running."""
+    """The right to this attempt is over or was not renewed; another attempt may be running."""
 
 
 class TimedOut(ControlFlow):

@@ -65,7 +65,7 @@ class Every:
     """A fixed interval, counted from `start_time`, or from the job's creation.
 
     Attributes:
-        interval: at least a second, in whole seconds; a timedelta, or text such as "90s" or "1h30m".
+        interval: whole seconds, at least one; a timedelta, or text such as "90s" or "1h30m".
         start_time: the anchor, itself the first nominal time.
         end_time: no nominal time after it.
     """
@@ -104,7 +104,7 @@ Schedule = Cron | Every | At
 
 
 def duration(value: timedelta | str) -> timedelta:
-    """Reads a duration: a timedelta as it is, text as numbers with units, such as "1h30m" or "500ms".
+    """Reads a duration: a timedelta, or text of numbers with units, such as "1h30m" or "500ms".
 
     Raises:
         ValueError: a number without a unit, or anything else that is not a duration.
@@ -112,7 +112,9 @@ def duration(value: timedelta | str) -> timedelta:
     if isinstance(value, timedelta):
         return value
     if not _DURATION.fullmatch(value):
-        raise ValueError(f"{value!r} is not a duration: write a number and a unit, such as 90s or 1h")
+        raise ValueError(
+            f"{value!r} is not a duration: write a number and a unit, such as 90s or 1h"
+        )
     seconds = sum(float(number) * _UNITS[unit] for number, unit in _PART.findall(value))
     return timedelta(seconds=seconds)
 

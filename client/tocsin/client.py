@@ -1,0 +1,599 @@
+"""The client: create, read, pause and trigger jobs, follow runs, look at the cluster.
+
+`AsyncClient` does the work; `Client` is the same for code without an event loop, usable from any
+thread. Both ask whichever node leads and hide leader changes: a call is repeated, under the same
+request id, until it is answered or its timeout ends. What is valid is for the nodes to say.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import os
+import queue
+import threading
+import weakref
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from datetime import datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from tocsin import _convert
+from tocsin._channel import Pool, quiet_poller, resolve
+from tocsin._retry import new_request_id
+from tocsin.errors import RevisionCompacted
+from tocsin.schedule import At, Cron, Every, Schedule
+from tocsin.types import (
+    Applied,
+    ClusterStatus,
+    ItemResult,
+    Job,
+    OccurrenceRange,
+    Preview,
+    Run,
+    RunChanges,
+    WorkerInfo,
+)
+from tocsin.v1 import cluster_pb2, job_pb2, run_pb2, worker_pb2
+
+__all__ = ["AsyncClient", "Client"]
+
+TIMEOUT = 10.0  # seconds for a call with all its tries
+PAGE_SIZE = 1000
+
+_T = TypeVar("_T")
+Endpoints = str | Path | Sequence[str] | None
+
+
+class AsyncClient:
+    """A client for code that runs in an event loop; `async with` closes its connections.
+
+    Args:
+        endpoints: path of a cluster.yaml, or API addresses "host:port" (a list, or one text with
+            commas); None: $TOCSIN_ENDPOINTS, else ./cluster.yaml.
+        timeout: seconds for a call with all its tries.
+
+    Raises:
+        ConfigError: the endpoints cannot be used.
+
+    Every method raises an ApiError of the class that fits: what the node refused, or NoLeader,
+    Unavailable, DeadlineExceeded or OutcomeUnknown when time is up. Changes take a `request_id`
+    (1 to 64 of [A-Za-z0-9_-]); given the same one again within a day, a change is done once.
+    """
+
+    def __init__(self, endpoints: Endpoints = None, *, timeout: float = TIMEOUT) -> None:
+        self._pool = Pool(resolve(endpoints))
+        self.timeout = timeout
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Closes the connections; a later call opens new ones."""
+        await self._pool.close()
+
+    @property
+    def nodes(self) -> dict[str, str]:
+        """API address by node id, as the endpoints name them and as leaders were learnt."""
+        return dict(self._pool.nodes)
+
+    # Jobs
+
+    async def create_job(
+        self, job: Job, *, request_id: str | None = None, validate_only: bool = False
+    ) -> Job:
+        """Stores a new job; AlreadyExists if there is one of that name."""
+        request = job_pb2.CreateJobRequest(
+            job=_convert.to_job(job),
+            request_id=request_id or new_request_id(),
+            validate_only=validate_only,
+        )
+        response = await self._pool.call(lambda s: s.jobs.CreateJob, request, within=self.timeout)
+        return _convert.from_job(response.job)
+
+    async def apply_job(
+        self, job: Job, *, request_id: str | None = None, validate_only: bool = False
+    ) -> Applied:
+        """Makes the stored job what `job` says, creating it if need be; the same is no change.
+
+        Conflict if `job.etag` is not 0 and the job has changed since.
+        """
+        request = job_pb2.UpdateJobRequest(
+            job=_convert.to_job(job),
+            allow_missing=True,
+            request_id=request_id or new_request_id(),
+            validate_only=validate_only,
+        )
+        response = await self._pool.call(lambda s: s.jobs.UpdateJob, request, within=self.timeout)
+        return _convert.from_update(response)
+
+    async def get_job(self, name: str, *, stale_ok: bool = False) -> Job:
+        """One job. `stale_ok`: from the state of whichever node is asked, which may lag."""
+        request = job_pb2.GetJobRequest(name=name, stale_ok=stale_ok)
+        response = await self._pool.call(lambda s: s.jobs.GetJob, request, within=self.timeout)
+        return _convert.from_job(response.job)
+
+    async def list_jobs(
+        self, parent: str = "", filter: str = "", *, stale_ok: bool = False
+    ) -> AsyncIterator[Job]:
+        """All jobs of a namespace (or of all) by name, fetched in pages.
+
+        Args:
+            filter: terms that must all hold, such as "label.team=pay queue=default paused=true".
+        """
+        token = ""
+        while True:
+            request = job_pb2.ListJobsRequest(
+                parent=parent,
+                filter=filter,
+                page_size=PAGE_SIZE,
+                page_token=token,
+                stale_ok=stale_ok,
+            )
+            page = await self._pool.call(lambda s: s.jobs.ListJobs, request, within=self.timeout)
+            for job in page.jobs:
+                yield _convert.from_job(job)
+            token = page.next_page_token
+            if not token:
+                return
+
+    async def delete_job(
+        self,
+        name: str,
+        *,
+        cancel_active_runs: bool = False,
+        etag: int = 0,
+        request_id: str | None = None,
+    ) -> None:
+        """Removes a job; FailedPrecondition if it has active runs that are not to be cancelled."""
+        request = job_pb2.DeleteJobRequest(
+            name=name,
+            etag=etag,
+            cancel_active_runs=cancel_active_runs,
+            request_id=request_id or new_request_id(),
+        )
+        await self._pool.call(lambda s: s.jobs.DeleteJob, request, within=self.timeout)
+
+    async def pause_job(self, name: str, note: str = "", *, request_id: str | None = None) -> Job:
+        """Stops deciding occurrences; runs that exist go on. `note`: who and why, for people."""
+        request = job_pb2.PauseJobRequest(
+            name=name, note=note, request_id=request_id or new_request_id()
+        )
+        response = await self._pool.call(lambda s: s.jobs.PauseJob, request, within=self.timeout)
+        return _convert.from_job(response.job)
+
+    async def resume_job(self, name: str, *, request_id: str | None = None) -> Job:
+        """Ends a pause; what came due during it follows the job's misfire policy."""
+        request = job_pb2.ResumeJobRequest(name=name, request_id=request_id or new_request_id())
+        response = await self._pool.call(lambda s: s.jobs.ResumeJob, request, within=self.timeout)
+        return _convert.from_job(response.job)
+
+    async def trigger(
+        self, name: str, *, payload: bytes | None = None, request_id: str | None = None
+    ) -> Run:
+        """Makes a run now, named `.../manual-<request_id>`.
+
+        Args:
+            payload: given to the handler in place of the job's.
+        """
+        request = job_pb2.TriggerJobRequest(
+            name=name, payload_override=payload, request_id=request_id or new_request_id()
+        )
+        response = await self._pool.call(lambda s: s.jobs.TriggerJob, request, within=self.timeout)
+        return _convert.from_run(response.run)
+
+    async def preview(
+        self,
+        what: str | Schedule | Sequence[Schedule],
+        *,
+        after: datetime | None = None,
+        count: int = 5,
+    ) -> Preview:
+        """The next nominal times of a stored job (by name), or of schedules that are not stored."""
+        request = job_pb2.PreviewFireTimesRequest(count=count)
+        if isinstance(what, str):
+            request.name = what
+        else:
+            schedules = (what,) if isinstance(what, Cron | Every | At) else what
+            request.schedules.extend(_convert.to_schedule(schedule) for schedule in schedules)
+        if after is not None:
+            request.after.CopyFrom(_convert.timestamp(after))
+        response = await self._pool.call(
+            lambda s: s.jobs.PreviewFireTimes, request, within=self.timeout
+        )
+        return _convert.from_preview(response)
+
+    async def list_occurrences(
+        self,
+        name: str,
+        from_time: datetime | None = None,
+        to_time: datetime | None = None,
+        *,
+        stale_ok: bool = False,
+    ) -> list[OccurrenceRange]:
+        """The ledger of a job, oldest first: what became of each nominal time."""
+        ranges: list[OccurrenceRange] = []
+        request = job_pb2.ListOccurrencesRequest(name=name, page_size=10_000, stale_ok=stale_ok)
+        if from_time is not None:
+            request.from_time.CopyFrom(_convert.timestamp(from_time))
+        if to_time is not None:
+            request.to_time.CopyFrom(_convert.timestamp(to_time))
+        while True:
+            page = await self._pool.call(
+                lambda s: s.jobs.ListOccurrences, request, within=self.timeout
+            )
+            ranges.extend(_convert.from_range(item) for item in page.ranges)
+            if not page.next_page_token:
+                return ranges
+            request.page_token = page.next_page_token
+
+    # Runs
+
+    async def get_run(self, name: str, *, stale_ok: bool = False) -> Run:
+        """One run, by `namespace/job/run`."""
+        request = run_pb2.GetRunRequest(name=name, stale_ok=stale_ok)
+        response = await self._pool.call(lambda s: s.runs.GetRun, request, within=self.timeout)
+        return _convert.from_run(response.run)
+
+    async def list_runs(
+        self, parent: str = "", filter: str = "", *, stale_ok: bool = False
+    ) -> AsyncIterator[Run]:
+        """The runs of a job or namespace (or all), newest first, fetched in pages.
+
+        Args:
+            filter: terms that must all hold, such as "state=FAILED cause=TRIGGER queue=default".
+        """
+        token = ""
+        while True:
+            request = run_pb2.ListRunsRequest(
+                parent=parent,
+                filter=filter,
+                page_size=PAGE_SIZE,
+                page_token=token,
+                stale_ok=stale_ok,
+            )
+            page = await self._pool.call(lambda s: s.runs.ListRuns, request, within=self.timeout)
+            for run in page.runs:
+                yield _convert.from_run(run)
+            token = page.next_page_token
+            if not token:
+                return
+
+    async def cancel_runs(
+        self, names: Sequence[str], reason: str = "", *, request_id: str | None = None
+    ) -> list[ItemResult]:
+        """Asks for the end of runs; one result for each name, in order."""
+        request = run_pb2.CancelRunsRequest(
+            names=names, reason=reason, request_id=request_id or new_request_id()
+        )
+        response = await self._pool.call(lambda s: s.runs.CancelRuns, request, within=self.timeout)
+        return _convert.from_item_results(response.results)
+
+    async def watch_runs(
+        self, parent: str = "", filter: str = "", from_revision: int = 0
+    ) -> AsyncIterator[RunChanges]:
+        """Runs as they change, without end; goes on by itself over leader changes.
+
+        Args:
+            from_revision: what changed after it; 0: the runs as they are, then changes.
+
+        Raises:
+            RevisionCompacted: `from_revision` is too old. If the watch itself falls too far behind,
+                it begins anew with the runs as they are.
+        """
+        revision = from_revision
+
+        def request() -> run_pb2.WatchRunsRequest:
+            return run_pb2.WatchRunsRequest(parent=parent, filter=filter, from_revision=revision)
+
+        while True:
+            try:
+                async for message in self._pool.stream(
+                    lambda s: s.runs.WatchRuns, request, within=self.timeout
+                ):
+                    revision = max(revision, message.revision)
+                    if message.runs or message.caught_up:
+                        yield _convert.from_changes(message)
+            except RevisionCompacted:
+                if revision == from_revision:
+                    raise
+                revision = from_revision = 0
+
+    async def wait_run(self, name: str, timeout: float | None = None) -> Run:  # noqa: ASYNC109
+        """Waits until a run has ended, however it ended.
+
+        Raises:
+            TimeoutError: it has not, after `timeout` seconds.
+        """
+        run = await self.get_run(name)
+        try:
+            async with asyncio.timeout(timeout):
+                while not run.state.is_final:
+                    run = await self._next_change(run)
+        except TimeoutError:
+            raise TimeoutError(f"{name} is still {run.state} after {timeout:g} s") from None
+        return run
+
+    async def _next_change(self, run: Run) -> Run:
+        changes = self.watch_runs(run.job, from_revision=run.revision)
+        try:
+            async for change in changes:
+                for changed in change.runs:
+                    if changed.name == run.name and changed.revision > run.revision:
+                        return changed
+        except RevisionCompacted:
+            pass
+        finally:
+            await changes.aclose()  # type: ignore[attr-defined]  # an async generator
+        return await self.get_run(run.name)
+
+    # Workers and cluster
+
+    async def list_workers(self) -> list[WorkerInfo]:
+        """The workers that have a session with the leader, by id."""
+        request = worker_pb2.ListWorkersRequest()
+        response = await self._pool.call(
+            lambda s: s.workers.ListWorkers, request, within=self.timeout
+        )
+        return [_convert.from_worker(worker) for worker in response.workers]
+
+    async def cluster_status(self, node_id: str | None = None) -> ClusterStatus:
+        """The cluster as one node sees it, also without a leader.
+
+        Args:
+            node_id: ask this node only (Unavailable if it does not answer); None: any node.
+        """
+        if node_id is not None and node_id not in self._pool.nodes:
+            known = ", ".join(self._pool.nodes)
+            raise ValueError(f"{node_id!r} is not a node of this cluster; there are: {known}")
+        request = cluster_pb2.GetStatusRequest()
+        response = await self._pool.call(
+            lambda s: s.cluster.GetStatus, request, within=self.timeout, node=node_id
+        )
+        return _convert.from_status(response)
+
+
+class Client:
+    """The same for code without an event loop; usable from any thread; `with` closes it.
+
+    Arguments, methods and errors are those of AsyncClient. The work happens on one background
+    thread, started by the first call.
+    """
+
+    def __init__(self, endpoints: Endpoints = None, *, timeout: float = TIMEOUT) -> None:
+        self._async = AsyncClient(endpoints, timeout=timeout)
+        self._portal = _Portal(self._async.close)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes the connections and ends the background thread; a later call starts it anew."""
+        self._portal.close()
+
+    @property
+    def nodes(self) -> dict[str, str]:
+        """As AsyncClient.nodes."""
+        return self._async.nodes
+
+    def create_job(
+        self, job: Job, *, request_id: str | None = None, validate_only: bool = False
+    ) -> Job:
+        """As AsyncClient.create_job."""
+        return self._portal.run(
+            self._async.create_job(job, request_id=request_id, validate_only=validate_only)
+        )
+
+    def apply_job(
+        self, job: Job, *, request_id: str | None = None, validate_only: bool = False
+    ) -> Applied:
+        """As AsyncClient.apply_job."""
+        return self._portal.run(
+            self._async.apply_job(job, request_id=request_id, validate_only=validate_only)
+        )
+
+    def get_job(self, name: str, *, stale_ok: bool = False) -> Job:
+        """As AsyncClient.get_job."""
+        return self._portal.run(self._async.get_job(name, stale_ok=stale_ok))
+
+    def list_jobs(
+        self, parent: str = "", filter: str = "", *, stale_ok: bool = False
+    ) -> Iterator[Job]:
+        """As AsyncClient.list_jobs."""
+        return self._portal.iterate(self._async.list_jobs(parent, filter, stale_ok=stale_ok))
+
+    def delete_job(
+        self,
+        name: str,
+        *,
+        cancel_active_runs: bool = False,
+        etag: int = 0,
+        request_id: str | None = None,
+    ) -> None:
+        """As AsyncClient.delete_job."""
+        self._portal.run(
+            self._async.delete_job(
+                name, cancel_active_runs=cancel_active_runs, etag=etag, request_id=request_id
+            )
+        )
+
+    def pause_job(self, name: str, note: str = "", *, request_id: str | None = None) -> Job:
+        """As AsyncClient.pause_job."""
+        return self._portal.run(self._async.pause_job(name, note, request_id=request_id))
+
+    def resume_job(self, name: str, *, request_id: str | None = None) -> Job:
+        """As AsyncClient.resume_job."""
+        return self._portal.run(self._async.resume_job(name, request_id=request_id))
+
+    def trigger(
+        self, name: str, *, payload: bytes | None = None, request_id: str | None = None
+    ) -> Run:
+        """As AsyncClient.trigger."""
+        return self._portal.run(self._async.trigger(name, payload=payload, request_id=request_id))
+
+    def preview(
+        self,
+        what: str | Schedule | Sequence[Schedule],
+        *,
+        after: datetime | None = None,
+        count: int = 5,
+    ) -> Preview:
+        """As AsyncClient.preview."""
+        return self._portal.run(self._async.preview(what, after=after, count=count))
+
+    def list_occurrences(
+        self,
+        name: str,
+        from_time: datetime | None = None,
+        to_time: datetime | None = None,
+        *,
+        stale_ok: bool = False,
+    ) -> list[OccurrenceRange]:
+        """As AsyncClient.list_occurrences."""
+        return self._portal.run(
+            self._async.list_occurrences(name, from_time, to_time, stale_ok=stale_ok)
+        )
+
+    def get_run(self, name: str, *, stale_ok: bool = False) -> Run:
+        """As AsyncClient.get_run."""
+        return self._portal.run(self._async.get_run(name, stale_ok=stale_ok))
+
+    def list_runs(
+        self, parent: str = "", filter: str = "", *, stale_ok: bool = False
+    ) -> Iterator[Run]:
+        """As AsyncClient.list_runs."""
+        return self._portal.iterate(self._async.list_runs(parent, filter, stale_ok=stale_ok))
+
+    def cancel_runs(
+        self, names: Sequence[str], reason: str = "", *, request_id: str | None = None
+    ) -> list[ItemResult]:
+        """As AsyncClient.cancel_runs."""
+        return self._portal.run(self._async.cancel_runs(names, reason, request_id=request_id))
+
+    def watch_runs(
+        self, parent: str = "", filter: str = "", from_revision: int = 0
+    ) -> Iterator[RunChanges]:
+        """As AsyncClient.watch_runs."""
+        return self._portal.iterate(self._async.watch_runs(parent, filter, from_revision))
+
+    def wait_run(self, name: str, timeout: float | None = None) -> Run:
+        """As AsyncClient.wait_run."""
+        return self._portal.run(self._async.wait_run(name, timeout))
+
+    def list_workers(self) -> list[WorkerInfo]:
+        """As AsyncClient.list_workers."""
+        return self._portal.run(self._async.list_workers())
+
+    def cluster_status(self, node_id: str | None = None) -> ClusterStatus:
+        """As AsyncClient.cluster_status."""
+        return self._portal.run(self._async.cluster_status(node_id))
+
+
+class _Portal:
+    """An event loop on a thread of its own, to which any thread can hand work and wait for it."""
+
+    def __init__(self, closing: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        self._closing = closing
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._stop: asyncio.Event | None = None
+        _portals.add(self)
+
+    def run(self, work: Coroutine[Any, Any, _T]) -> _T:
+        try:
+            future = asyncio.run_coroutine_threadsafe(work, self._running())
+        except BaseException:
+            work.close()
+            raise
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()  # an interrupt must not leave the call running
+            raise
+
+    def iterate(self, items: AsyncIterator[_T]) -> Iterator[_T]:
+        iterator: Any = items
+        try:
+            while True:
+                try:
+                    item = self.run(iterator.__anext__())
+                except StopAsyncIteration:
+                    return
+                yield item
+        finally:
+            # Once the loop has ended it has closed the iterator too; and one that was interrupted
+            # may still be on its way out.
+            if self._loop is not None and self._pid == os.getpid():
+                with contextlib.suppress(RuntimeError):
+                    self.run(iterator.aclose())
+
+    def close(self) -> None:
+        if self._pid != os.getpid():
+            return
+        with self._lock:
+            loop, thread, stop = self._loop, self._thread, self._stop
+            self._loop = self._thread = self._stop = None
+        if loop is None or thread is None or stop is None:
+            return
+        loop.call_soon_threadsafe(stop.set)
+        thread.join()
+
+    def _running(self) -> asyncio.AbstractEventLoop:
+        if self._pid != os.getpid():
+            self._forget()  # the thread stayed behind in the process that forked
+        with self._lock:
+            loop = self._loop
+            if loop is None:
+                started: queue.SimpleQueue[asyncio.AbstractEventLoop] = queue.SimpleQueue()
+                self._thread = threading.Thread(
+                    target=self._main, args=(started,), name="tocsin-client", daemon=True
+                )
+                self._thread.start()
+                loop = self._loop = started.get()
+            return loop
+
+    def _forget(self) -> None:
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._loop = self._thread = self._stop = None
+
+    def _main(self, started: queue.SimpleQueue[asyncio.AbstractEventLoop]) -> None:
+        asyncio.run(self._serve(started))
+
+    async def _serve(self, started: queue.SimpleQueue[asyncio.AbstractEventLoop]) -> None:
+        loop = asyncio.get_running_loop()
+        quiet_poller(loop)
+        self._stop = stop = asyncio.Event()
+        started.put(loop)
+        await stop.wait()
+        await self._closing()
+
+
+_portals: weakref.WeakSet[_Portal] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_portals() -> None:
+    """Ends the threads of clients that nobody closed, so that the interpreter can leave quietly."""
+    for portal in list(_portals):
+        portal.close()
