@@ -132,7 +132,7 @@ def _create_job(state: State, command: CreateJob) -> Result:
 
 
 def _first_decided_ms(command: CreateJob) -> int:
-    """Where the ledger of a new job begins: at the oldest time that its creation decides, if any."""
+    """Where the ledger of a new job begins: at the oldest time that its creation decides."""
     decided = [d.behind_from_ms if d.behind_count else d.occurrence_ms for d in command.decisions]
     return min(
         (time for time in decided if time is not None), default=command.plan.mark_time_ms + 1

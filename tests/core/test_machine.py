@@ -1,0 +1,508 @@
+"""What each command does to the state: plain calls, one rule a test."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from tests.core.conftest import NAME, T0, Machine
+from tocsin_node import planner
+from tocsin_node.core import command as c
+from tocsin_node.core import machine
+from tocsin_node.core.model import (
+    AttemptOutcome,
+    Cause,
+    JobSpec,
+    Misfire,
+    Overlap,
+    RetryPolicy,
+    RunState,
+)
+from tocsin_node.core.result import Applied, Reason, Rejected
+
+FIRST = f"{NAME}/20270115T080010Z"  # the occurrence ten seconds after T0
+SECOND = f"{NAME}/20270115T080020Z"
+
+
+# -- firing ----------------------------------------------------------------------------------------
+
+
+def test_an_occurrence_becomes_a_run_named_by_its_time(m: Machine) -> None:
+    job = m.create()
+    m.due()
+    (run,) = m.runs()
+    assert run.name == FIRST
+    assert (run.state, run.cause) == (RunState.PENDING, Cause.SCHEDULE)
+    assert run.nominal_time_ms == run.covers_from_ms == run.covers_to_ms == T0 + 10_000
+    assert m.state.jobs[NAME].mark_time_ms == T0 + 10_000
+    assert m.state.jobs[NAME].next_time_ms == T0 + 20_000
+    assert m.state.jobs[NAME].uid == job.uid
+    assert m.ledger() == [("RUN", 1, "")]
+
+
+def test_firing_the_same_occurrence_twice_is_refused_by_the_mark(m: Machine) -> None:
+    m.create()
+    m.now_ms += 10_000
+    fire = m.fire()
+    first, second = m.apply(fire, fire)
+    assert isinstance(first, Applied)
+    assert isinstance(second, Rejected)
+    assert second.reason is Reason.STALE_PLAN
+    assert len(m.runs()) == 1
+
+
+def test_a_fire_before_its_due_time_is_refused(m: Machine) -> None:
+    m.create()
+    m.now_ms += 10_000
+    fire = m.fire()
+    m.now_ms -= 1
+    assert m.refused(fire) is Reason.NOT_DUE
+    assert m.runs() == []
+
+
+def test_a_slower_clock_of_a_new_leader_does_not_move_time_back(m: Machine) -> None:
+    m.create()
+    m.due()
+    m.now_ms -= 5_000
+    m.trigger()
+    assert m.state.time_ms == T0 + 10_000
+
+
+def test_a_fire_planned_under_an_older_version_is_refused(m: Machine) -> None:
+    m.create()
+    m.now_ms += 10_000
+    fire = m.fire()
+    job = m.state.jobs[NAME]
+    decisions, plan = planner.settle(job, m.now_ms - 5_000)
+    m.done(
+        c.PauseJob(m.request(), NAME, job.uid, job.version, job.mark_time_ms, "", decisions, plan)
+    )
+    assert m.refused(fire) is Reason.STALE_PLAN
+
+
+# -- overlap and misfire ---------------------------------------------------------------------------
+
+
+def test_one_waits_and_covers_the_rest(m: Machine) -> None:
+    m.create()
+    m.due()
+    token = m.grant(FIRST)
+    for _ in range(4):
+        m.due()
+    _, waiting = m.runs()
+    assert waiting.name == SECOND
+    assert waiting.covers_to_ms == T0 + 50_000
+    assert waiting.covers_count == 4
+    assert m.ledger() == [("RUN", 2, ""), ("COALESCED", 3, SECOND)]
+    assert m.refused(c.Grant(SECOND, "w2", "w2")) is Reason.BLOCKED
+    m.succeed(FIRST, token)
+    assert m.grant(SECOND) > token
+
+
+def test_a_run_that_waits_for_its_retry_still_holds_the_job(m: Machine) -> None:
+    m.create()
+    m.due()
+    m.fail(FIRST, m.grant(FIRST))
+    m.due()
+    assert m.refused(c.Grant(SECOND, "w2", "w2")) is Reason.BLOCKED
+
+
+def test_a_manual_trigger_is_never_absorbed_and_never_absorbs(m: Machine) -> None:
+    m.create()
+    triggered = m.trigger()
+    m.due()
+    m.due()
+    names = [run.name for run in m.runs()]
+    assert names == [triggered.name, FIRST]
+    assert m.state.runs[triggered.name].covers_count == 0
+    assert m.state.runs[FIRST].covers_count == 2
+
+
+def test_a_run_that_was_ever_granted_absorbs_nothing(m: Machine) -> None:
+    m.create()
+    m.due()
+    token = m.grant(FIRST)
+    m.done(c.Release(FIRST, token, "not acknowledged"))
+    m.due()
+    assert [run.name for run in m.runs()] == [FIRST, SECOND]
+
+
+def test_overlap_skip_records_what_it_skips(m: Machine) -> None:
+    m.create(overlap=Overlap.SKIP)
+    m.due()
+    m.grant(FIRST)
+    m.due()
+    assert m.ledger() == [("RUN", 1, ""), ("SKIPPED", 1, "")]
+
+
+def test_overlap_allow_runs_side_by_side(m: Machine) -> None:
+    m.create(overlap=Overlap.ALLOW)
+    m.due()
+    m.due()
+    tokens = {m.grant(FIRST), m.grant(SECOND, "w2")}
+    assert len(tokens) == 2
+
+
+def test_overlap_cancel_running_asks_for_the_end_of_the_old_run(m: Machine) -> None:
+    m.create(overlap=Overlap.CANCEL_RUNNING)
+    m.due()
+    token = m.grant(FIRST)
+    m.due()
+    assert m.state.runs[FIRST].cancel_requested
+    assert m.refused(c.Grant(SECOND, "w2", "w2")) is Reason.BLOCKED
+    m.done(c.Complete(FIRST, token, AttemptOutcome.CANCELLED))
+    assert m.state.runs[FIRST].state is RunState.CANCELLED
+    m.grant(SECOND, "w2")
+
+
+def test_latest_makes_one_late_run_that_covers_the_rest(m: Machine) -> None:
+    m.create()
+    m.due(1_000)
+    run = m.runs()[0]
+    assert run.name == f"{NAME}/20270115T081530Z"  # the newest beyond the grace of a minute
+    assert run.cause is Cause.MISFIRE
+    assert (run.covers_from_ms, run.covers_count) == (T0 + 10_000, 100)
+    assert run.covers_to_ms == T0 + 1_000_000  # it absorbed those on time as well
+    assert sum(count for _, count, _ in m.ledger()) == 100
+
+
+def test_all_runs_the_newest_and_records_older_ones_as_missed(m: Machine) -> None:
+    m.create(misfire=Misfire.ALL, catchup_limit=3, overlap=Overlap.ALLOW, misfire_grace_ms=0)
+    m.due(100)
+    assert m.ledger() == [("MISSED", 6, ""), ("RUN", 4, "")]
+    assert [run.cause for run in m.runs()] == [Cause.MISFIRE] * 3 + [Cause.SCHEDULE]
+
+
+def test_skip_records_missed_ones_and_runs_those_on_time(m: Machine) -> None:
+    m.create(misfire=Misfire.SKIP, misfire_grace_ms=15_000)
+    m.due(100)
+    assert m.ledger() == [("MISSED", 8, ""), ("RUN", 1, ""), ("COALESCED", 1, m.runs()[0].name)]
+
+
+# -- leases and tokens -----------------------------------------------------------------------------
+
+
+def test_the_token_is_the_log_index_of_the_grant(m: Machine) -> None:
+    m.create()
+    m.due()
+    assert m.grant(FIRST) == m.state.index
+
+
+def test_a_run_is_granted_to_one_worker_only(m: Machine) -> None:
+    m.create()
+    m.due()
+    m.grant(FIRST)
+    assert m.refused(c.Grant(FIRST, "w2", "w2")) is Reason.NOT_READY
+
+
+def test_two_grants_that_exclude_each_other_never_share_an_entry(m: Machine) -> None:
+    m.create()
+    m.due()
+    m.due()  # absorbed: one run so far
+    triggered = m.trigger()
+    grant, release, other = m.apply(
+        c.Grant(FIRST, "w1", "w1"),
+        c.Release(FIRST, m.state.index + 1, "at once"),
+        c.Grant(triggered.name, "w2", "w2"),
+    )
+    assert isinstance(grant, Applied)
+    assert isinstance(release, Applied)
+    assert isinstance(other, Rejected)
+    assert other.reason is Reason.BLOCKED
+    m.grant(triggered.name, "w2")
+
+
+def test_one_run_is_not_granted_twice_in_one_entry_even_where_overlap_is_allowed(
+    m: Machine,
+) -> None:
+    m.create(overlap=Overlap.ALLOW)
+    m.due()
+    _, _, again = m.apply(
+        c.Grant(FIRST, "w1", "w1"),
+        c.Release(FIRST, m.state.index + 1, "at once"),
+        c.Grant(FIRST, "w2", "w2"),
+    )
+    assert isinstance(again, Rejected)
+
+
+def test_a_stale_token_changes_nothing_and_learns_the_current_one(m: Machine) -> None:
+    m.create()
+    m.due()
+    old = m.grant(FIRST)
+    m.done(c.Expire(FIRST, old))
+    m.now_ms += 5_000
+    new = m.grant(FIRST, "w2")
+    assert new > old
+    result = m.one(c.Complete(FIRST, old, AttemptOutcome.SUCCEEDED, b"late"))
+    assert isinstance(result, Rejected)
+    assert (result.reason, result.detail["current_token"]) == (Reason.FENCED, str(new))
+    run = m.state.runs[FIRST]
+    assert (run.state, run.result, run.refused_count) == (RunState.LEASED, b"", 1)
+    for late in (c.Expire(FIRST, old), c.Release(FIRST, old, "")):
+        assert m.refused(late) is Reason.FENCED
+
+
+def test_the_same_report_twice_is_acknowledged_once_more(m: Machine) -> None:
+    m.create()
+    m.due()
+    token = m.grant(FIRST)
+    report = c.Complete(FIRST, token, AttemptOutcome.SUCCEEDED, b"1")
+    first, second = m.one(report), m.one(report)
+    assert isinstance(first, Applied)
+    assert isinstance(second, Applied)
+    assert (first.repeated, second.repeated) == (False, True)
+
+
+def test_a_report_that_contradicts_an_accepted_one_is_refused(m: Machine) -> None:
+    m.create()
+    m.due()
+    token = m.grant(FIRST)
+    m.succeed(FIRST, token)
+    failed = c.Complete(FIRST, token, AttemptOutcome.FAILED)
+    assert m.refused(failed) is Reason.FENCED
+    assert m.state.runs[FIRST].state is RunState.SUCCEEDED
+
+
+def test_an_assignment_given_back_uses_no_attempt_three_times_at_most(m: Machine) -> None:
+    m.create(retry=RetryPolicy(max_attempts=2, initial_backoff_ms=1_000))
+    m.due()
+    used = []
+    while m.state.runs[FIRST].state is not RunState.FAILED:
+        m.now_ms += 10_000
+        m.done(c.Release(FIRST, m.grant(FIRST), "not acknowledged"))
+        used.append(m.state.runs[FIRST].attempt_count)
+    assert used == [0, 0, 0, 1, 2]
+
+
+# -- retries ---------------------------------------------------------------------------------------
+
+
+def test_waits_grow_and_the_last_failure_is_the_dead_letter(m: Machine) -> None:
+    m.create()
+    m.due()
+    waits = []
+    for _ in range(2):
+        run = m.fail(FIRST, m.grant(FIRST))
+        assert run.state is RunState.RETRY_WAIT
+        waits.append(run.ready_time_ms - m.now_ms)
+        assert m.refused(c.Grant(FIRST, "w1", "w1")) is Reason.NOT_DUE
+        m.now_ms = run.ready_time_ms
+    assert 900 <= waits[0] <= 1_100
+    assert 1_800 <= waits[1] <= 2_200
+    run = m.fail(FIRST, m.grant(FIRST))
+    assert (run.state, run.reason) == (RunState.FAILED, "Boom: 3 of 3 attempts used")
+    assert [attempt.number for attempt in run.attempts] == [1, 2, 3]
+
+
+def test_errors_that_repeating_cannot_help_end_the_run_at_once(m: Machine) -> None:
+    m.create(retry=RetryPolicy(non_retryable_errors=("Declined",)))
+    m.due()
+    assert m.fail(FIRST, m.grant(FIRST), "Declined").state is RunState.FAILED
+    m.due()
+    assert m.fail(SECOND, m.grant(SECOND), retryable=False).state is RunState.FAILED
+
+
+def test_the_handler_can_ask_for_a_longer_wait(m: Machine) -> None:
+    m.create()
+    m.due()
+    token = m.grant(FIRST)
+    m.done(c.Complete(FIRST, token, AttemptOutcome.FAILED, retry_after_ms=90_000))
+    assert m.state.runs[FIRST].ready_time_ms == m.now_ms + 90_000
+
+
+# -- cancelling and deleting -----------------------------------------------------------------------
+
+
+def test_cancel_ends_what_waits_and_is_kept_for_what_runs(m: Machine) -> None:
+    m.create(overlap=Overlap.ALLOW)
+    m.due()
+    m.due()
+    token = m.grant(FIRST)
+    refusals = m.done(c.CancelRuns(m.request(), (FIRST, SECOND, "default/job/none"), "enough"))
+    assert refusals == (None, None, Reason.RUN_NOT_FOUND)
+    assert m.state.runs[SECOND].state is RunState.CANCELLED
+    held = m.state.runs[FIRST]
+    assert (held.state, held.cancel_requested, held.reason) == (RunState.LEASED, True, "enough")
+    m.fail(FIRST, token)
+    assert m.state.runs[FIRST].state is RunState.CANCELLED
+
+
+def test_success_wins_over_a_cancellation_that_came_too_late(m: Machine) -> None:
+    m.create()
+    m.due()
+    token = m.grant(FIRST)
+    m.done(c.CancelRuns(m.request(), (FIRST,), ""))
+    m.succeed(FIRST, token)
+    assert m.state.runs[FIRST].state is RunState.SUCCEEDED
+
+
+def test_an_expired_lease_of_a_cancelled_run_ends_it(m: Machine) -> None:
+    m.create()
+    m.due()
+    token = m.grant(FIRST)
+    m.done(c.CancelRuns(m.request(), (FIRST,), ""))
+    m.done(c.Expire(FIRST, token))
+    assert m.state.runs[FIRST].state is RunState.CANCELLED
+
+
+def test_a_deleted_job_stays_as_a_tombstone_until_its_last_lease_ends(m: Machine) -> None:
+    job = m.create()
+    m.due()
+    token = m.grant(FIRST)
+    assert m.refused(c.DeleteJob(m.request(), NAME, 0, False)) is Reason.JOB_HAS_ACTIVE_RUNS
+    m.done(c.DeleteJob(m.request(), NAME, job.version, True))
+    assert m.state.job(NAME) is None
+    spec = JobSpec("h")
+    again = c.CreateJob(m.request(), NAME, spec, (), c.Plan(m.now_ms, None, None))
+    assert m.refused(again) is Reason.JOB_HAS_ACTIVE_RUNS
+    m.done(c.Complete(FIRST, token, AttemptOutcome.CANCELLED))
+    assert NAME not in m.state.jobs
+    assert not m.state.runs
+    assert not m.state.ledger
+    assert m.done(again).uid > job.uid
+
+
+def test_deleting_a_job_with_several_waiting_runs_leaves_nothing(m: Machine) -> None:
+    m.create(overlap=Overlap.QUEUE_ALL)
+    m.due()
+    m.due()
+    m.trigger()
+    m.done(c.DeleteJob(m.request(), NAME, 0, True))
+    assert not m.state.jobs
+    assert not m.state.runs
+    assert not m.state.versions
+
+
+# -- edits -----------------------------------------------------------------------------------------
+
+
+def test_an_edit_settles_what_came_due_under_the_old_definition(m: Machine) -> None:
+    job = m.create()
+    m.now_ms += 25_000
+    spec = msgspec.structs.replace(job.spec, payload=b"new")
+    decisions, _ = planner.settle(job, m.now_ms)
+    plan = planner.plan_after(NAME, spec, anchor_time_ms=job.anchor_time_ms, mark_time_ms=m.now_ms)
+    update = c.UpdateJob(
+        m.request(), NAME, job.uid, job.version, job.mark_time_ms, spec, decisions, plan
+    )
+    edited = m.done(update)
+    (run,) = m.runs()
+    assert (run.name, run.covers_count) == (FIRST, 2)
+    assert m.state.spec_of(run).payload == b""
+    assert edited.mark_time_ms == m.now_ms
+    assert edited.next_time_ms == T0 + 30_000  # `every` keeps its anchor
+    assert m.refused(msgspec.structs.replace(update, request=m.request())) is Reason.STALE_PLAN
+
+
+def test_what_a_pause_passed_over_follows_the_misfire_policy_on_resume(m: Machine) -> None:
+    job = m.create()
+    decisions, plan = planner.settle(job, m.now_ms)
+    seen = (job.uid, job.version, job.mark_time_ms)
+    paused = m.done(c.PauseJob(m.request(), NAME, *seen, "maintenance", decisions, plan))
+    assert (paused.paused, paused.pause_note) == (True, "maintenance")
+    assert m.state.next_due_ms() is None
+    m.now_ms += 1_000_000
+    decisions, plan = planner.resume(paused, m.now_ms)
+    seen = (paused.uid, paused.version, paused.mark_time_ms)
+    resumed = m.done(c.ResumeJob(m.request(), NAME, *seen, decisions, plan))
+    (run,) = m.runs()
+    assert (run.cause, run.covers_count) == (Cause.MISFIRE, 100)
+    assert resumed.next_time_ms == T0 + 1_010_000
+    assert m.state.next_due_ms() == T0 + 1_010_000
+
+
+# -- requests --------------------------------------------------------------------------------------
+
+
+def test_a_repeated_request_is_answered_and_not_done_again(m: Machine) -> None:
+    m.create(every_s=0)
+    trigger = c.TriggerJob(m.request("once"), NAME, None)
+    first, second = m.one(trigger), m.one(trigger)
+    assert isinstance(first, Applied)
+    assert isinstance(second, Applied)
+    assert first.value == second.value
+    assert second.repeated
+    assert [run.name for run in m.runs()] == [f"{NAME}/manual-once"]
+
+
+def test_a_request_id_with_another_body_is_refused(m: Machine) -> None:
+    m.create(every_s=0)
+    m.done(c.TriggerJob(c.RequestKey("once", b"a"), NAME, None))
+    other = c.TriggerJob(c.RequestKey("once", b"b"), NAME, b"{}")
+    assert m.refused(other) is Reason.REQUEST_ID_REUSED
+
+
+def test_old_request_ids_are_forgotten_by_age_and_by_number(m: Machine) -> None:
+    m.limits(request_ids=2, request_retention_ms=1_000)
+    m.create(every_s=0)
+    for _ in range(3):
+        m.trigger()
+    assert len(m.state.requests) == 2
+    m.now_ms += 2_000
+    m.trigger()
+    assert len(m.state.requests) == 1
+
+
+# -- retention and limits --------------------------------------------------------------------------
+
+
+def test_retention_keeps_failures_longest_and_never_drops_an_active_run(m: Machine) -> None:
+    m.limits(runs_per_job=2)
+    m.create(every_s=0, overlap=Overlap.ALLOW, retry=RetryPolicy(max_attempts=1))
+    held = m.trigger().name
+    m.grant(held)
+    failed = m.trigger().name
+    m.fail(failed, m.grant(failed))
+    for _ in range(3):
+        name = m.trigger().name
+        m.succeed(name, m.grant(name))
+    kept = [run.name for run in m.runs()]
+    assert kept == [held, failed, name]
+
+
+def test_finished_runs_go_by_age_the_ledger_stays(m: Machine) -> None:
+    m.limits(run_retention_ms=5_000)
+    m.create()
+    m.due()
+    m.succeed(FIRST, m.grant(FIRST))
+    m.due()
+    m.succeed(SECOND, m.grant(SECOND))
+    assert [run.name for run in m.runs()] == [SECOND]
+    assert m.ledger() == [("RUN", 2, "")]
+
+
+def test_the_ledger_forgets_behind_its_window_and_says_so(m: Machine) -> None:
+    m.limits(ledger_window_ms=60_000)
+    m.create(overlap=Overlap.SKIP)
+    m.due()
+    m.succeed(FIRST, m.grant(FIRST))
+    m.due()
+    m.grant(SECOND)
+    for _ in range(8):
+        m.due()
+    ledger = m.state.ledger[NAME]
+    assert ledger.floor_ms == T0 + 20_000
+    assert [kept.from_ms for kept in ledger.ranges] == [T0 + 30_000]
+
+
+def test_triggers_are_refused_while_too_many_runs_wait(m: Machine) -> None:
+    m.limits(pending_runs=1)
+    m.create()
+    m.trigger()
+    assert m.refused(c.TriggerJob(m.request(), NAME, None)) is Reason.QUOTA_EXCEEDED
+    m.due()
+    assert len(m.runs()) == 2, "a fire is never refused by a limit"
+
+
+# -- the log's bytes -------------------------------------------------------------------------------
+
+
+def test_a_command_of_a_newer_release_is_not_guessed_at() -> None:
+    with pytest.raises(msgspec.DecodeError):
+        c.decode(msgspec.msgpack.encode([200, "what is this"]))
+
+
+def test_entries_only_move_forward(m: Machine) -> None:
+    m.create()
+    with pytest.raises(AssertionError, match="not newer"):
+        machine.apply_entry(m.state, m.state.index, m.now_ms, [])

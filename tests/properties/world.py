@@ -1,0 +1,364 @@
+"""A random, repeatable life of a state machine: users, a leader, workers, a clock that jumps.
+
+It plays the shell's part with the real planner, keeps the log that it made, and checks after each
+entry what must always hold. What it believes of schedules it keeps apart from the machine, so that
+the ledger can be recomputed.
+"""
+
+from __future__ import annotations
+
+import random
+from bisect import bisect_left, bisect_right
+from dataclasses import dataclass, field
+
+from tocsin_node import planner
+from tocsin_node.core import command as c
+from tocsin_node.core import lease, machine
+from tocsin_node.core.model import (
+    AttemptOutcome,
+    Job,
+    JobSpec,
+    Limits,
+    Misfire,
+    Outcome,
+    Overlap,
+    RetryPolicy,
+    Run,
+    RunState,
+    Schedule,
+    ScheduleKind,
+)
+from tocsin_node.core.result import Applied, Reason, Rejected, Result
+from tocsin_node.core.state import State
+from tocsin_node.schedule import Timetable
+
+START_MS = 1_780_000_000_000
+EXPRESSIONS = ("* * * * *", "*/10 * * * * *", "30 2 * * *", "0 */2 * * *", "15,45 30 1 * * *")
+ZONES = ("UTC", "Europe/Berlin", "Australia/Lord_Howe")
+# A command that a correct leader can send may meet a state that has moved on, but for these reasons
+# alone.
+EXPECTED = frozenset(
+    {
+        Reason.JOB_EXISTS,
+        Reason.JOB_NOT_FOUND,
+        Reason.JOB_HAS_ACTIVE_RUNS,
+        Reason.RUN_NOT_FOUND,
+        Reason.ETAG_MISMATCH,
+        Reason.QUOTA_EXCEEDED,
+        Reason.REQUEST_ID_REUSED,
+        Reason.STALE_PLAN,
+        Reason.FENCED,
+        Reason.NOT_READY,
+        Reason.NOT_DUE,
+        Reason.BLOCKED,
+    }
+)
+
+
+@dataclass
+class Era:
+    """The time in which one definition of a job named its nominal times: (after, until]."""
+
+    spec: JobSpec
+    anchor_ms: int
+    after_ms: int
+    until_ms: int | None = None
+
+
+@dataclass
+class World:
+    seed: int
+    limits: Limits = field(
+        default_factory=lambda: Limits(
+            runs_per_job=4, finished_runs=40, request_ids=50, pending_runs=60
+        )
+    )
+
+    def __post_init__(self) -> None:
+        self.random = random.Random(self.seed)
+        self.state = State()
+        self.log: list[tuple[int, int, list[bytes]]] = []
+        self.now_ms = START_MS
+        self.requests = 0
+        self.used: list[c.Command] = []  # user commands, to be repeated
+        self.eras: dict[tuple[str, int], list[Era]] = {}  # by job name and uid
+        self.grants: list[tuple[str, int]] = []  # run and token, also of leases that are over
+        self.accepted: dict[str, int] = {}  # idempotency name -> accepted successes
+        self.newest_token: dict[str, int] = {}  # by run
+        self.holder_token: dict[str, int] = {}  # by exclusive job
+        self.apply(c.BeginTerm(1, "n1", self.limits, "wall"))
+
+    # -- driving -----------------------------------------------------------------------------------
+
+    def step(self) -> None:
+        """One random thing happens."""
+        choice = self.random.random()
+        if choice < 0.08:
+            self.create()
+        elif choice < 0.14:
+            self.edit()
+        elif choice < 0.18:
+            self.trigger()
+        elif choice < 0.21:
+            self.cancel()
+        elif choice < 0.23 and self.used:
+            self.apply(self.random.choice(self.used))
+        elif choice < 0.45:
+            self.pass_time()
+        elif choice < 0.60:
+            self.fire()
+        elif choice < 0.80:
+            self.grant()
+        else:
+            self.report()
+
+    def pass_time(self) -> None:
+        pick = self.random.random()
+        seconds = self.random.choice((0.2, 1, 5, 30)) if pick < 0.9 else self.random.randrange(9000)
+        self.now_ms += int(seconds * 1000)
+
+    def create(self) -> None:
+        name = self.job_name()
+        spec = self.spec()
+        decisions, plan = planner.first(name, spec, self.now_ms)
+        self.user(c.CreateJob(self.request(), name, spec, decisions, plan))
+
+    def edit(self) -> None:
+        job = self.state.job(self.job_name())
+        if job is None:
+            return
+        what = self.random.choice(("update", "update", "pause", "resume", "delete"))
+        if what == "delete":
+            sure = self.random.random() < 0.5
+            self.user(c.DeleteJob(self.request(), job.name, 0, sure))
+        elif what == "resume":
+            if job.paused:
+                decisions, plan = planner.resume(job, self.now_ms)
+                self.user(c.ResumeJob(self.request(), job.name, *self.seen(job), decisions, plan))
+        elif what == "pause":
+            if not job.paused:
+                decisions, plan = planner.settle(job, self.now_ms)
+                self.user(
+                    c.PauseJob(self.request(), job.name, *self.seen(job), "why", decisions, plan)
+                )
+        else:
+            spec = self.spec()
+            decisions, _ = planner.settle(job, self.now_ms)
+            plan = planner.plan_after(
+                job.name, spec, anchor_time_ms=job.anchor_time_ms, mark_time_ms=self.now_ms
+            )
+            self.user(c.UpdateJob(self.request(), job.name, *self.seen(job), spec, decisions, plan))
+
+    def trigger(self) -> None:
+        payload = self.random.choice((None, b"{}"))
+        self.user(c.TriggerJob(self.request(), self.job_name(), payload))
+
+    def cancel(self) -> None:
+        names = tuple(self.random.sample(sorted(self.state.runs), min(2, len(self.state.runs))))
+        self.user(c.CancelRuns(self.request(), names, "why not"))
+
+    def fire(self) -> None:
+        batch: list[c.Command] = []
+        for job in self.state.due_jobs(self.now_ms, 5):
+            decisions, plan = planner.due(job, self.now_ms)
+            batch.append(c.Fire(job.name, *self.seen(job), decisions, plan))
+        if batch and self.random.random() < 0.1:
+            batch.append(batch[0])  # a stale leader says the same once more
+        self.apply(*batch)
+
+    def grant(self) -> None:
+        names = sorted(self.state.waiting)
+        batch: list[c.Command] = []
+        for name in self.random.sample(names, min(3, len(names))):
+            worker = f"w{self.random.randrange(3)}"
+            batch.append(c.Grant(name, worker, worker))
+        self.apply(*batch)
+
+    def report(self) -> None:
+        live = [(run, token) for run, token in self.state.leases.items()]
+        known = live if self.random.random() < 0.8 else self.grants[-30:]
+        if not known:
+            return
+        run, token = self.random.choice(known)
+        outcome = self.random.choice(
+            (AttemptOutcome.SUCCEEDED, AttemptOutcome.SUCCEEDED, AttemptOutcome.FAILED)
+        )
+        kind = self.random.choice(("", "Boom", "Fatal"))
+        report: c.Command = self.random.choice(
+            (
+                c.Complete(run, token, outcome, b"1", kind, "", self.random.random() < 0.8),
+                c.Complete(run, token, outcome, b"1", kind, "", True, 3_000),
+                c.Complete(run, token, AttemptOutcome.CANCELLED),
+                c.Expire(run, token),
+                c.Release(run, token, "not acknowledged"),
+            )
+        )
+        twice = self.random.random() < 0.2
+        self.apply(*([report, report] if twice else [report]))
+
+    # -- pieces ------------------------------------------------------------------------------------
+
+    def job_name(self) -> str:
+        return f"default/j{self.random.randrange(6)}"
+
+    def request(self) -> c.RequestKey:
+        self.requests += 1
+        return c.RequestKey(f"r{self.requests}", c.digest(self.requests))
+
+    def seen(self, job: Job) -> tuple[int, int, int]:
+        return job.uid, job.version, job.mark_time_ms
+
+    def spec(self) -> JobSpec:
+        count = self.random.choice((0, 1, 1, 1, 2))
+        return JobSpec(
+            handler="h",
+            schedules=tuple(self.schedule() for _ in range(count)),
+            overlap=self.random.choice(tuple(Overlap)),
+            misfire=self.random.choice(tuple(Misfire)),
+            misfire_grace_ms=self.random.choice((0, 5_000, 60_000)),
+            catchup_limit=self.random.choice((1, 3)),
+            jitter_ms=self.random.choice((0, 0, 4_000)),
+            retry=RetryPolicy(
+                self.random.choice((1, 2, 3)), 1_000, 2_000, 5_000, non_retryable_errors=("Fatal",)
+            ),
+        )
+
+    def schedule(self) -> Schedule:
+        kind = self.random.choice(tuple(ScheduleKind))
+        start = self.random.choice((None, None, self.now_ms // 1000 * 1000 + 20_000))
+        if kind is ScheduleKind.CRON:
+            expression, zone = self.random.choice(EXPRESSIONS), self.random.choice(ZONES)
+            return Schedule(kind, cron=expression, time_zone=zone, start_time_ms=start)
+        if kind is ScheduleKind.EVERY:
+            every_ms = self.random.choice((1_000, 7_000, 90_000))
+            return Schedule(kind, every_ms=every_ms, start_time_ms=start)
+        at_ms = self.now_ms // 1000 * 1000 + self.random.randrange(-30, 90) * 1000
+        return Schedule(kind, at_time_ms=at_ms)
+
+    def user(self, command: c.Command) -> None:
+        self.used = [*self.used[-20:], command]
+        self.apply(command)
+
+    # -- applying and checking ---------------------------------------------------------------------
+
+    def apply(self, *batch: c.Command) -> list[Result]:
+        """Puts commands into one entry, applies it and checks everything."""
+        index = self.state.index + self.random.choice((1, 1, 1, 2))
+        before = dict(self.state.jobs)
+        self.log.append((index, self.now_ms, [c.encode(command) for command in batch]))
+        results = machine.apply_entry(self.state, index, self.now_ms, batch)
+        for command, result in zip(batch, results, strict=True):
+            assert isinstance(result, Applied) or result.reason in EXPECTED, (command, result)
+            self.take_note(command, result, before)
+        self.check_runs()
+        return results
+
+    def take_note(self, command: c.Command, result: Result, before: dict[str, Job]) -> None:
+        if isinstance(result, Rejected):
+            return
+        if isinstance(command, c.Grant):
+            self.note_grant(command.run)
+        if isinstance(command, c.Complete) and not result.repeated:
+            run = result.value
+            assert isinstance(run, Run)
+            if command.outcome is AttemptOutcome.SUCCEEDED:
+                key = f"{run.name}#{run.uid}"
+                self.accepted[key] = self.accepted.get(key, 0) + 1
+                assert self.accepted[key] == 1, f"{key} succeeded twice"
+        if result.repeated:
+            return
+        if isinstance(command, c.CreateJob):
+            job = result.value
+            assert isinstance(job, Job)
+            after_ms = self.state.ledger[job.name].floor_ms
+            self.eras[job.name, job.uid] = [Era(job.spec, job.anchor_time_ms, after_ms)]
+        if isinstance(command, c.UpdateJob):
+            self.note_update(command, before[command.name])
+
+    def note_grant(self, name: str) -> None:
+        run = self.state.runs.get(name)
+        if run is None or run.last_token != self.state.index:
+            return
+        token = run.last_token
+        assert token > self.newest_token.get(name, 0), f"{name}: token did not rise"
+        self.newest_token[name] = token
+        if self.state.spec_of(run).overlap is not Overlap.ALLOW:
+            assert token > self.holder_token.get(run.job, 0), f"{run.job}: holders share a token"
+            self.holder_token[run.job] = token
+        self.grants.append((name, token))
+
+    def note_update(self, command: c.UpdateJob, before: Job) -> None:
+        eras = self.eras[command.name, before.uid]
+        eras[-1].until_ms = command.plan.mark_time_ms
+        eras.append(Era(command.spec, before.anchor_time_ms, command.plan.mark_time_ms))
+
+    def check_runs(self) -> None:
+        """What holds of runs after every entry."""
+        for job, names in self.state.active.items():
+            runs = [self.state.runs[name] for name in names]
+            exclusive = [run for run in runs if not lease.may_overlap(self.state, run)]
+            assert len(runs) == 1 or not exclusive, f"{job}: {names} are active together"
+        for name in self.state.changed_runs:
+            run = self.state.runs.get(name)
+            if run is None:
+                continue
+            assert (run.lease is not None) == (run.state is RunState.LEASED), run
+            assert run.due_time_ms <= self.state.time_ms or run.lease is None, "granted early"
+            if run.cancel_requested and run.state is RunState.RETRY_WAIT:
+                raise AssertionError(f"{name} would run again after its cancellation")
+        limits = self.state.limits
+        assert len(self.state.finished) <= limits.finished_runs
+        assert len(self.state.requests) <= limits.request_ids
+        for names in self.state.finished_by_job.values():
+            assert len(names) <= limits.runs_per_job
+
+    def check_ledger(self) -> None:
+        """Every nominal time up to the mark has exactly one outcome, and no other time has any."""
+        for job in self.state.jobs.values():
+            if job.deleted:
+                continue
+            expected = self.expected_times(job)
+            ranges = list(self.state.ledger[job.name].ranges)
+            found = 0
+            for kept in ranges:
+                inside = expected[
+                    bisect_left(expected, kept.from_ms) : bisect_right(expected, kept.to_ms)
+                ]
+                assert inside, f"{job.name}: {kept} holds no nominal time"
+                assert inside[0] == kept.from_ms, f"{job.name}: {kept} begins beside a nominal time"
+                assert inside[-1] == kept.to_ms, f"{job.name}: {kept} ends beside a nominal time"
+                exact = len(inside) <= planner.COUNT_EXACT_MAX
+                least = len(inside) if exact else planner.COUNT_EXACT_MAX
+                assert least <= kept.count <= len(inside), f"{kept} holds {len(inside)}"
+                found += len(inside)
+                self.check_cover(kept.outcome, kept.run, inside)
+            assert found == len(expected), f"{job.name}: {found} of {len(expected)} decided"
+
+    def check_cover(self, outcome: Outcome, name: str, times: list[int]) -> None:
+        run = self.state.runs.get(name)
+        if outcome is not Outcome.COALESCED or run is None:
+            return  # retention may have dropped the run, never the range
+        assert run.covers_from_ms is not None
+        assert run.covers_to_ms is not None
+        assert run.covers_from_ms <= times[0], f"{name} does not cover {times[0]}"
+        assert times[-1] <= run.covers_to_ms, f"{name} does not cover {times[-1]}"
+
+    def expected_times(self, job: Job) -> list[int]:
+        times: list[int] = []
+        for number, era in enumerate(self.eras[job.name, job.uid]):
+            until_ms = job.mark_time_ms if era.until_ms is None else era.until_ms
+            after_ms = era.after_ms
+            if number == 0 and after_ms < era.anchor_ms:
+                # Only `at` times may lie before the creation.
+                times += [
+                    ms
+                    for ms in sorted({s.at_time_ms for s in era.spec.schedules})
+                    if after_ms < ms <= min(era.anchor_ms, until_ms) and ms > 0
+                ]
+                after_ms = era.anchor_ms
+            table = Timetable.build(era.spec.schedules, anchor_time_ms=era.anchor_ms)
+            next_ms = table.next_after(after_ms)
+            while next_ms is not None and next_ms <= until_ms:
+                times.append(next_ms)
+                next_ms = table.next_after(next_ms)
+        return times
