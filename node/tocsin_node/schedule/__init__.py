@@ -1,0 +1,38 @@
+"""Schedules: cron, interval and one-off times, and what clock changes do to them. Pure, no clock.
+
+    errors     BadSchedule, the one refusal
+    cron       text to value lists: the dialect
+    wall       the next naive wall time that matches
+    zone       offsets of the packaged zone database
+    fires      wall times to instants, with the rules for gaps and folds; the memo
+    timetable  all schedules of a job: next, newest, count
+    words      preview, description and warnings for people
+
+Only a leader evaluates; what it finds travels in the log as instants, and no replica computes one.
+"""
+
+from tocsin_node.schedule.cron import CronSpec, parse_cron
+from tocsin_node.schedule.errors import BadSchedule
+from tocsin_node.schedule.fires import FOLD_RULES, GAP_RULES, next_fires
+from tocsin_node.schedule.timetable import ScheduleSpec, Timetable, jitter_ms, validate_schedule
+from tocsin_node.schedule.words import Fire, describe, preview, surprises
+from tocsin_node.schedule.zone import tzdata_version, use_packaged_zones
+
+__all__ = [
+    "FOLD_RULES",
+    "GAP_RULES",
+    "BadSchedule",
+    "CronSpec",
+    "Fire",
+    "ScheduleSpec",
+    "Timetable",
+    "describe",
+    "jitter_ms",
+    "next_fires",
+    "parse_cron",
+    "preview",
+    "surprises",
+    "tzdata_version",
+    "use_packaged_zones",
+    "validate_schedule",
+]
