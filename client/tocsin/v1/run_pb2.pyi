@@ -140,6 +140,7 @@ class Run(_message.Message):
     REVISION_FIELD_NUMBER: _builtins.int
     ATTEMPT_COUNT_FIELD_NUMBER: _builtins.int
     MAX_ATTEMPTS_FIELD_NUMBER: _builtins.int
+    REFUSED_REPORT_COUNT_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """`{namespace}/{job}/{run}`, the last part `20261129T070000Z` or `manual-{request_id}`. Out."""
     idempotency_key: _builtins.str
@@ -170,6 +171,8 @@ class Run(_message.Message):
     """Attempts used so far; a released assignment does not count. Out."""
     max_attempts: _builtins.int
     """Attempts it may use in all. Out."""
+    refused_report_count: _builtins.int
+    """Reports about it that were refused because their lease was over. Out."""
     @_builtins.property
     def nominal_time(self) -> _timestamp_pb2.Timestamp:
         """Nominal time of the occurrence, a whole second; unset for a manual trigger. Out."""
@@ -224,10 +227,11 @@ class Run(_message.Message):
         revision: _builtins.int = ...,
         attempt_count: _builtins.int = ...,
         max_attempts: _builtins.int = ...,
+        refused_report_count: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["covers_from_time", b"covers_from_time", "covers_to_time", b"covers_to_time", "create_time", b"create_time", "due_time", b"due_time", "end_time", b"end_time", "next_attempt_time", b"next_attempt_time", "nominal_time", b"nominal_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt_count", b"attempt_count", "attempts", b"attempts", "cancel_requested", b"cancel_requested", "cause", b"cause", "covers_count", b"covers_count", "covers_from_time", b"covers_from_time", "covers_to_time", b"covers_to_time", "create_time", b"create_time", "due_time", b"due_time", "end_time", b"end_time", "handler", b"handler", "idempotency_key", b"idempotency_key", "job_version", b"job_version", "max_attempts", b"max_attempts", "name", b"name", "next_attempt_time", b"next_attempt_time", "nominal_time", b"nominal_time", "progress", b"progress", "queue", b"queue", "result", b"result", "revision", b"revision", "state", b"state", "state_reason", b"state_reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt_count", b"attempt_count", "attempts", b"attempts", "cancel_requested", b"cancel_requested", "cause", b"cause", "covers_count", b"covers_count", "covers_from_time", b"covers_from_time", "covers_to_time", b"covers_to_time", "create_time", b"create_time", "due_time", b"due_time", "end_time", b"end_time", "handler", b"handler", "idempotency_key", b"idempotency_key", "job_version", b"job_version", "max_attempts", b"max_attempts", "name", b"name", "next_attempt_time", b"next_attempt_time", "nominal_time", b"nominal_time", "progress", b"progress", "queue", b"queue", "refused_report_count", b"refused_report_count", "result", b"result", "revision", b"revision", "state", b"state", "state_reason", b"state_reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
