@@ -1,0 +1,137 @@
+"""What must be true of messages between the core and any transport. Sends and receives nothing
+itself.
+
+PySyncObj's own handling loses acknowledged entries in three ways, each closed here:
+
+- A successful ack leaves only when the journal is synced; until then it is held.
+- Acks carry the term they were given in, and one of another term is not counted: the follower may
+  have been made to drop the entry since.
+- Entries a follower already holds are never removed to be added again. A message sent twice, or
+  overtaken, would otherwise cut off later entries that were acknowledged and perhaps committed.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from tocsin_node.raft.errors import LogConflict
+from tocsin_node.raft.journal import Journal
+
+Message = dict[str, Any]
+Deliver = Callable[[Any, Message], None]
+
+logger = logging.getLogger(__name__)
+
+
+class Core(Protocol):
+    """What the rules ask of the Raft core."""
+
+    def current_term(self) -> int: ...
+    def is_leader(self) -> bool: ...
+    def commit_index(self) -> int: ...
+    def next_index(self, node: Any) -> int: ...
+    def keep_next_index(self, node: Any, index: int) -> None: ...
+    def send(self, node: Any, message: Message) -> None: ...
+
+
+class MessageRules:
+    """Stands between one core and its transport, in both directions.
+
+    Args:
+        on_progress: called after each message that the core has handled.
+    """
+
+    def __init__(self, core: Core, journal: Journal, on_progress: Callable[[], None]) -> None:
+        self._core = core
+        self._journal = journal
+        self._on_progress = on_progress
+        self._held: list[tuple[Any, Message]] = []
+
+    def outgoing(self, node: Any, message: Message) -> bool:
+        """Stamps a message that the core sends; False if it must wait for the journal."""
+        if message["type"] != "next_node_idx":
+            return True
+        message.setdefault("term", self._core.current_term())
+        if message["success"] and self._journal.dirty:
+            self._held.append((node, message))
+            return False
+        return True
+
+    def release(self) -> None:
+        """Sends the held acks; to be called right after the journal was synced."""
+        held, self._held = self._held, []
+        for node, message in held:
+            if message["term"] == self._core.current_term():
+                self._core.send(node, message)
+
+    def incoming(self, node: Any, message: Message, deliver: Deliver) -> None:
+        """Hands a peer's message to the core, changed or not, or drops it."""
+        kind = message.get("type")
+        if kind == "append_entries" and "prevLogIdx" in message:
+            self._append(node, message, deliver)
+        elif kind == "next_node_idx":
+            self._ack(node, message, deliver)
+        elif kind in ("request_vote", "response_vote"):
+            deliver(node, message)
+        elif kind == "stale_term":
+            self._stale_term(node, message, deliver)
+        else:
+            # Forwarded commands, snapshots and chunked entries never come from our own nodes.
+            logger.warning("node %s sent an unexpected message of type %r; dropped", node, kind)
+            return
+        self._on_progress()
+
+    def _append(self, node: Any, message: Message, deliver: Deliver) -> None:
+        term = self._core.current_term()
+        if message["term"] < term:
+            self._core.send(node, {"type": "stale_term", "term": term})
+            return
+        matched = message["prevLogIdx"]
+        if matched is None or self._journal.term_at(matched) != message["prevLogTerm"]:
+            deliver(node, message)  # The core refuses it and says where to go on.
+            return
+        entries = message["entries"]
+        held = 0
+        for _, index, entry_term in entries:
+            if self._journal.term_at(index) != entry_term:
+                break
+            matched = index
+            held += 1
+        if held == len(entries) and self._journal.last_index > matched:
+            # Nothing new, and our log goes on: without a position the core takes only term, leader
+            # and commit index from it, and truncates nothing. What follows `matched` is not
+            # verified.
+            commit_index = min(message["commit_index"], matched)
+            heartbeat = {"type": "append_entries", "term": message["term"]}
+            deliver(node, heartbeat | {"commit_index": commit_index})
+            ack = {"type": "next_node_idx", "next_node_idx": matched + 1}
+            self._core.send(node, ack | {"reset": False, "success": True})
+            return
+        if held < len(entries) and matched < self._core.commit_index():
+            raise LogConflict(
+                f"node {node}, leader of term {message['term']}, would replace entry"
+                f" {matched + 1}, but entries up to {self._core.commit_index()} are committed here"
+            )
+        rest = {
+            "entries": entries[held:],
+            "prevLogIdx": matched,
+            "prevLogTerm": self._journal.term_at(matched),
+        }
+        deliver(node, message | rest)
+
+    def _ack(self, node: Any, message: Message, deliver: Deliver) -> None:
+        if message.get("term") != self._core.current_term() or not self._core.is_leader():
+            return
+        sent_up_to = self._core.next_index(node)
+        deliver(node, message)
+        if message["success"] and not message["reset"]:
+            # The core moves back to the ack and would send again all that is still on its way.
+            self._core.keep_next_index(node, sent_up_to)
+
+    def _stale_term(self, node: Any, message: Message, deliver: Deliver) -> None:
+        if message["term"] > self._core.current_term():
+            # A vote request that nobody can grant: the core adopts the term, and only that.
+            nothing = {"last_log_index": -1, "last_log_term": -1}
+            deliver(node, {"type": "request_vote", "term": message["term"]} | nothing)

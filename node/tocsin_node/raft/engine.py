@@ -1,0 +1,757 @@
+"""One Raft group of one node: proposals in, results of applied entries out, on the node's event
+loop.
+
+Owns group commit, deadlines, refusal under load, who leads, and the data folder. Refuses to forward
+(NotLeader says whom to ask), to guess (OutcomeUnknown is an outcome of its own), to interpret
+commands (bytes), and to go on after an exception in the apply step or a failed sync.
+
+One batch is on its way at a time. A batch closes at `max_batch_ops` or `max_batch_bytes`; a larger
+single operation travels alone. A lone request never waits; after a batch of several operations the
+next is held for up to 2 ms, or until as many operations wait as the last batch had.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import hashlib
+import logging
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from tocsin_node.raft import _core
+from tocsin_node.raft._core import NO_OP, REGULAR, RaftCore
+from tocsin_node.raft._poller import LoopPoller
+from tocsin_node.raft._tcp import PeerNode, check_loopback
+from tocsin_node.raft.datadir import DataDir
+from tocsin_node.raft.errors import (
+    AddressInUse,
+    AddressRefused,
+    ApplyFailed,
+    DataDirInUse,
+    EngineStopped,
+    JournalDamaged,
+    JournalFailed,
+    LogConflict,
+    NotLeader,
+    OperationTooLarge,
+    OutcomeUnknown,
+    Overloaded,
+    RaftError,
+    StartRefused,
+    UnsupportedCore,
+    WrongDataDir,
+)
+from tocsin_node.raft.journal import SEGMENT_BYTES, Journal
+
+__all__ = [
+    "AddressInUse",
+    "AddressRefused",
+    "ApplyFailed",
+    "ApplyFn",
+    "DataDirInUse",
+    "Engine",
+    "EngineStopped",
+    "JournalDamaged",
+    "JournalFailed",
+    "LeaderEvent",
+    "LogConflict",
+    "NotLeader",
+    "OperationTooLarge",
+    "OutcomeUnknown",
+    "Overloaded",
+    "PeerStatus",
+    "RaftError",
+    "RaftOptions",
+    "Role",
+    "StartRefused",
+    "UnsupportedCore",
+    "WrongDataDir",
+]
+
+# A pass runs after every reason for one; the timer only notices deadlines of the core.
+TIMER_PERIOD_S = 0.020
+# After a longer gap between passes, what peers sent meanwhile is read before deadlines are judged.
+STALL_S = 0.150
+# How long the next batch may wait for company after a batch of several operations.
+HOLD_S = 0.002
+
+logger = logging.getLogger(__name__)
+
+# (log index, stamp in UTC milliseconds, commands) -> one result per command. Must not raise.
+ApplyFn = Callable[[int, int, Sequence[bytes]], Sequence[object]]
+
+
+class Role(enum.Enum):
+    FOLLOWER = "FOLLOWER"
+    CANDIDATE = "CANDIDATE"
+    LEADER = "LEADER"
+
+
+@dataclass(frozen=True)
+class RaftOptions:
+    """Timeouts and limits of one group.
+
+    Args:
+        election_timeout_ms: least and greatest silence of a leader before an election starts.
+        heartbeat_interval_ms: longest pause between a leader's messages.
+        cut_off_timeout_ms: a leader that a majority has not answered for so long steps down.
+        connect_retry_ms: pause between attempts to reach a peer.
+        max_batch_ops, max_batch_bytes: where a batch closes; bytes are those of its commands.
+        max_op_bytes: largest single operation; one above max_batch_bytes travels alone.
+        max_pending_ops, max_pending_bytes: room for proposals that have no result yet.
+        reserved_pending_ops, reserved_pending_bytes: further room, for `reserved=True` alone.
+        segment_bytes: size at which the journal starts another file.
+    """
+
+    election_timeout_ms: tuple[int, int] = (500, 1000)
+    heartbeat_interval_ms: int = 100
+    cut_off_timeout_ms: int = 600
+    connect_retry_ms: int = 200
+    max_batch_ops: int = 4096
+    max_batch_bytes: int = 256 * 1024
+    max_op_bytes: int = 1024 * 1024
+    max_pending_ops: int = 65_536
+    max_pending_bytes: int = 64 * 1024 * 1024
+    reserved_pending_ops: int = 16_384
+    reserved_pending_bytes: int = 16 * 1024 * 1024
+    segment_bytes: int = SEGMENT_BYTES
+
+    def __post_init__(self) -> None:
+        low, high = self.election_timeout_ms
+        if not 3 * self.heartbeat_interval_ms < low < high:
+            raise ValueError(
+                f"election_timeout_ms {low}..{high} must be a range above three times"
+                f" heartbeat_interval_ms ({self.heartbeat_interval_ms})"
+            )
+        if self.cut_off_timeout_ms <= self.heartbeat_interval_ms:
+            raise ValueError("cut_off_timeout_ms must be above heartbeat_interval_ms")
+        # Leaves room for the framing of the entry and of the message that carries it.
+        if max(self.max_batch_bytes, self.max_op_bytes) > _core.APPEND_BYTES_MAX // 2:
+            raise ValueError("max_batch_bytes and max_op_bytes must be at most 4 MiB")
+        if self.max_batch_ops < 1 or self.max_batch_bytes < 1 or self.max_op_bytes < 1:
+            raise ValueError("batch limits must be at least 1")
+
+
+@dataclass(frozen=True)
+class LeaderEvent:
+    """What changed about leadership, as this node sees it.
+
+    `elected`: this node now serves: its term's first entry is committed and applied here.
+    `deposed`: it no longer does. `leader_changed`: `leader_id` is another one; None while none is
+    known.
+    """
+
+    kind: Literal["elected", "deposed", "leader_changed"]
+    term: int
+    leader_id: str | None
+
+
+@dataclass(frozen=True)
+class PeerStatus:
+    """Another member.
+
+    `match_index` is the log index known to be durable there; None on a node that does not lead.
+    """
+
+    id: str
+    reachable: bool
+    match_index: int | None
+
+
+class _Proposal:
+    """One call of propose_many; it may be spread over several entries."""
+
+    __slots__ = ("future", "logged", "results", "units_left")
+
+    def __init__(self, future: asyncio.Future[list[object]], ops: int) -> None:
+        self.future = future
+        self.results: list[object] = [None] * ops
+        self.units_left = 0
+        self.logged = False
+
+
+@dataclass(slots=True)
+class _Unit:
+    """The part of a proposal that travels in one entry; `offset` is its place among the results."""
+
+    proposal: _Proposal
+    offset: int
+    commands: Sequence[bytes]
+    size_bytes: int
+
+
+@dataclass(slots=True)
+class _Batch:
+    """The entry on its way, and who waits for it."""
+
+    index: int
+    term: int
+    ops: int
+    units: list[_Unit]
+    barriers: list[asyncio.Future[int]]
+
+
+class Engine:
+    """A member of a Raft group. Everything is called on the loop that ran `start`.
+
+    Args:
+        node_id: this node, one of `peers`.
+        peers: node id to Raft address `host:port`, this node included.
+        data_dir: folder of this node alone; made on the first start.
+        apply: called for each committed entry, in log order, with the entry's log index, its stamp
+            and its commands; returns a result per command. Called again for the whole log after a
+            restart.
+        stamp: cluster time (UTC milliseconds) for a batch that is about to be appended.
+        on_fatal: called once if the node must end: the state machine raised, the disk failed, or a
+            bug showed. The engine has stopped by then.
+        cluster_id: bound to the data folder together with the node id.
+    """
+
+    def __init__(
+        self,
+        *,
+        node_id: str,
+        peers: Mapping[str, str],
+        data_dir: Path,
+        apply: ApplyFn,
+        stamp: Callable[[], int],
+        options: RaftOptions,
+        on_fatal: Callable[[BaseException], None],
+        cluster_id: str = "tocsin",
+    ) -> None:
+        if node_id not in peers:
+            raise ValueError(f"node {node_id} is not among the peers")
+        self._id = node_id
+        self._cluster_id = cluster_id
+        self._peers = dict(peers)
+        self._others: list[PeerNode] = []
+        self._data_dir = data_dir
+        self._apply = apply
+        self._stamp = stamp
+        self._options = options
+        self._on_fatal = on_fatal
+
+        self._folder: DataDir | None = None
+        self._journal: Journal | None = None
+        self._poller: LoopPoller | None = None
+        self._core: RaftCore | None = None
+        self._running = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._kicked = False
+        self._last_pass = 0.0
+
+        self._queue: deque[_Unit] = deque()
+        self._queue_term = 0
+        self._queued_ops = 0
+        self._queued_bytes = 0
+        self._barriers: list[asyncio.Future[int]] = []
+        self._inflight: _Batch | None = None
+        self._last_batch_ops = 0
+        self._hold_until = 0.0
+        self._hold_timer: asyncio.TimerHandle | None = None
+        self._pending_ops = 0
+        self._pending_bytes = 0
+
+        self._subscribers: list[Callable[[LeaderEvent], None]] = []
+        self._announced_term: int | None = None
+        self._announced_leader: str | None = None
+
+        self._encode = msgspec.msgpack.Encoder().encode
+        self._decode = msgspec.msgpack.Decoder(tuple[int, list[bytes]]).decode
+
+    # Life.
+
+    async def start(self) -> None:
+        """Claims the folder, reads the journal, listens, and joins the group.
+
+        Raises:
+            StartRefused: one of its kinds; nothing is left running or held.
+            JournalFailed: the disk cannot be read or written.
+        """
+        if self._core is not None:
+            raise AssertionError("an engine starts once")
+        _core.check_version()
+        for id_, address in self._peers.items():
+            check_loopback(id_, address)
+        nodes = {id_: PeerNode(id_, address) for id_, address in self._peers.items()}
+        self_node = nodes.pop(self._id)
+        self._others = list(nodes.values())
+        self._loop = asyncio.get_running_loop()
+        self._folder = DataDir.claim(self._data_dir, cluster_id=self._cluster_id, node_id=self._id)
+        try:
+            self._journal = Journal.open(
+                self._folder.journal_path, segment_bytes=self._options.segment_bytes
+            )
+            self._poller = LoopPoller(self._loop, self._fail)
+            self._core = RaftCore(
+                self_node=self_node,
+                other_nodes=self._others,
+                journal=self._journal,
+                poller=self._poller,
+                hooks=_CoreHooks(self),
+                election_timeout_ms=self._options.election_timeout_ms,
+                heartbeat_interval_ms=self._options.heartbeat_interval_ms,
+                cut_off_timeout_ms=self._options.cut_off_timeout_ms,
+                connect_retry_ms=self._options.connect_retry_ms,
+            )
+        except BaseException:
+            self._close()
+            raise
+        self._running = True
+        self._last_pass = self._loop.time()
+        self._on_timer()
+
+    async def stop(self) -> None:
+        """Leaves the group. Waiters learn whether their proposal had entered the log."""
+        if self._running and self._journal is not None:
+            try:
+                self._journal.sync()
+            except JournalFailed:
+                logger.exception("the journal could not be synced while stopping")
+        self._halt()
+        self._close()
+
+    # Proposals.
+
+    async def propose(self, command: bytes, *, timeout: float = 10.0) -> object:
+        """As `propose_many` with one command; returns its result."""
+        results = await self.propose_many((command,), timeout=timeout)
+        return results[0]
+
+    async def propose_many(
+        self, commands: Sequence[bytes], *, timeout: float = 10.0, reserved: bool = False
+    ) -> list[object]:
+        """Appends commands to the log and waits until they are committed and applied here.
+
+        They travel in one entry if they fit in one (`max_batch_ops`, `max_batch_bytes`), with
+        others' if there is room; else in several, in order.
+
+        Args:
+            timeout: seconds until the call gives up.
+            reserved: may use the reserved share of the queue; for what must not be refused.
+
+        Returns:
+            What `apply` returned for each command.
+
+        Raises:
+            NotLeader, Overloaded, OperationTooLarge, EngineStopped: nothing entered the log.
+            OutcomeUnknown: some of it did, and leadership or the time ended before the result came.
+        """
+        if not commands:
+            return []
+        ops, size = len(commands), sum(map(len, commands))
+        self._check_serving()
+        self._check_room(commands, ops, size, reserved)
+        proposal = _Proposal(self._loop.create_future(), ops)
+        self._enqueue(proposal, commands)
+        self._pending_ops += ops
+        self._pending_bytes += size
+        deadline = self._loop.call_later(timeout, self._expire, proposal, timeout)
+        try:
+            return await proposal.future
+        finally:
+            deadline.cancel()
+            self._pending_ops -= ops
+            self._pending_bytes -= size
+
+    async def read_barrier(self, *, timeout: float = 5.0) -> int:
+        """Waits until the local state holds every write acknowledged before the call.
+
+        For now this commits an entry: the next batch, or an empty entry if nothing waits; all
+            callers that
+        wait share it. A round of messages without an entry will replace it behind the same promise.
+
+        Returns:
+            A log index that is applied here and covers those writes.
+
+        Raises:
+            NotLeader: this node does not lead, or that could not be confirmed within `timeout`
+                seconds.
+        """
+        self._check_serving()
+        future: asyncio.Future[int] = self._loop.create_future()
+        self._barriers.append(future)
+        self._kick()
+        try:
+            async with asyncio.timeout(timeout):
+                return await future
+        except TimeoutError:
+            reason = f"leadership was not confirmed by a majority within {timeout:g} s"
+            raise NotLeader(None, self.term, reason) from None
+
+    async def confirm_leadership(self, *, timeout: float = 5.0) -> None:
+        """Returns once a majority has followed this leader in a round begun after the call.
+
+        For now the round is that of `read_barrier`.
+
+        Raises:
+            NotLeader: this node does not lead, or that could not be confirmed within `timeout`
+                seconds.
+        """
+        await self.read_barrier(timeout=timeout)
+
+    # What this node knows.
+
+    @property
+    def node_id(self) -> str:
+        return self._id
+
+    @property
+    def role(self) -> Role:
+        if not self._running or self._core is None:
+            return Role.FOLLOWER
+        if self._core.is_leader():
+            return Role.LEADER
+        return Role.CANDIDATE if self._core.is_candidate() else Role.FOLLOWER
+
+    @property
+    def term(self) -> int:
+        return 0 if self._core is None else self._core.current_term()
+
+    @property
+    def leader_id(self) -> str | None:
+        """The leader this node follows, or itself; None while none is known."""
+        return self._core.leader_id() if self._running and self._core is not None else None
+
+    @property
+    def commit_index(self) -> int:
+        return 0 if self._core is None else self._core.commit_index()
+
+    @property
+    def applied_index(self) -> int:
+        return 0 if self._core is None else self._core.applied_index()
+
+    @property
+    def last_index(self) -> int:
+        """Index of the last entry in this node's log, committed or not."""
+        return 0 if self._journal is None else self._journal.last_index
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether this node leads and the first entry of its term is committed and applied here."""
+        return self._running and self._core is not None and self._core.own_term_applied()
+
+    def subscribe(self, callback: Callable[[LeaderEvent], None]) -> None:
+        """Calls back on every change of leadership from now on, between passes, in order."""
+        self._subscribers.append(callback)
+
+    def peer_status(self) -> list[PeerStatus]:
+        """The other members, in the order of `peers`; none before `start`."""
+        core = self._core if self._running else None
+        return [
+            PeerStatus(
+                id=node.id,
+                reachable=core is not None and core.is_connected(node),
+                match_index=None if core is None else core.match_index(node),
+            )
+            for node in self._others
+        ]
+
+    # Admission to the queue.
+
+    def _check_serving(self) -> None:
+        if not self._running:
+            raise EngineStopped(f"node {self._id} is not running")
+        if not self.is_serving:
+            raise self._not_leader()
+
+    def _not_leader(self) -> NotLeader:
+        leader_id = self.leader_id
+        # A leader that does not serve yet is nobody to ask.
+        return NotLeader(None if leader_id == self._id else leader_id, self.term)
+
+    def _check_room(self, commands: Sequence[bytes], ops: int, size: int, reserved: bool) -> None:
+        limits = self._options
+        largest = max(map(len, commands))
+        if largest > limits.max_op_bytes:
+            raise OperationTooLarge(largest, limits.max_op_bytes)
+        room_ops = limits.max_pending_ops + (limits.reserved_pending_ops if reserved else 0)
+        room_bytes = limits.max_pending_bytes + (limits.reserved_pending_bytes if reserved else 0)
+        if self._pending_ops + ops > room_ops or self._pending_bytes + size > room_bytes:
+            raise Overloaded(
+                f"{self._pending_ops} operations ({self._pending_bytes} bytes) wait already;"
+                f" the limit is {room_ops} operations and {room_bytes} bytes"
+            )
+
+    def _enqueue(self, proposal: _Proposal, commands: Sequence[bytes]) -> None:
+        self._queue_term = self.term
+        limits = self._options
+        start = size = 0
+        for position, command in enumerate(commands):
+            count = position - start
+            full = count == limits.max_batch_ops or size + len(command) > limits.max_batch_bytes
+            if count and full:
+                self._enqueue_unit(_Unit(proposal, start, commands[start:position], size))
+                start, size = position, 0
+            size += len(command)
+        self._enqueue_unit(_Unit(proposal, start, commands[start:], size))
+        self._kick()
+
+    def _enqueue_unit(self, unit: _Unit) -> None:
+        unit.proposal.units_left += 1
+        self._queue.append(unit)
+        self._queued_ops += len(unit.commands)
+        self._queued_bytes += unit.size_bytes
+
+    def _expire(self, proposal: _Proposal, timeout: float) -> None:
+        if proposal.future.done():
+            return
+        if proposal.logged:
+            error: RaftError = OutcomeUnknown(f"appended, but not committed within {timeout:g} s")
+        else:
+            error = Overloaded(f"no turn within {timeout:g} s; nothing was logged")
+        proposal.future.set_exception(error)
+
+    # A pass: sync, let the core work, sync what it appended, tell what changed.
+
+    def _kick(self) -> None:
+        if self._running and not self._kicked:
+            self._kicked = True
+            self._loop.call_soon(self._pass)
+
+    def _on_timer(self) -> None:
+        self._timer = self._loop.call_later(TIMER_PERIOD_S, self._on_timer)
+        self._pass()
+
+    def _pass(self) -> None:
+        # Cleared first, so that a reason arising during this pass leads to another.
+        self._kicked = False
+        if not self._running or self._core is None or self._poller is None:
+            return
+        try:
+            if self._loop.time() - self._last_pass > STALL_S:
+                self._poller.read_now()
+            if not self._is_running():
+                return  # What was read ended the node.
+            self._sync()
+            self._core.doTick(0)
+            self._fail_lost()
+            self._publish()
+            if self._more_to_do():
+                self._kick()
+        except Exception as error:
+            self._fail(error)
+        finally:
+            self._last_pass = self._loop.time()
+
+    def _is_running(self) -> bool:
+        return self._running
+
+    def _sync(self) -> None:
+        if self._journal is not None and self._core is not None:
+            self._journal.sync()
+            self._core.rules.release()
+
+    def _more_to_do(self) -> bool:
+        # Applying goes in slices; and a single node gets no ack that would start the next pass.
+        core = self._core
+        if core is None:
+            return False
+        alone = not self._others and core.is_leader() and core.commit_index() < self.last_index
+        return alone or core.applied_index() < core.commit_index()
+
+    def _on_progress(self) -> None:
+        """After a message: what it brought is synced, applied and told in the next pass."""
+        self._kick()
+
+    # Batches.
+
+    def _append_batch(self) -> bool:
+        """Closes the next batch and appends it, if it is time; the core sends it in this pass."""
+        self._fail_lost()
+        if self._core is None or self._inflight is not None or not self.is_serving:
+            return False
+        if self._is_held():
+            return False
+        units, ops = self._take_units()
+        barriers = [future for future in self._barriers if not future.done()]
+        self._barriers.clear()
+        if not units and not barriers:
+            return False
+        entry = NO_OP
+        if units:
+            commands = [command for unit in units for command in unit.commands]
+            entry = REGULAR + self._encode((self._stamp(), commands))
+        index = self._core.append(entry)
+        for unit in units:
+            unit.proposal.logged = True
+        self._inflight = _Batch(index, self._core.current_term(), ops, units, barriers)
+        return True
+
+    def _is_held(self) -> bool:
+        if (
+            self._loop.time() >= self._hold_until
+            or self._queued_ops >= self._last_batch_ops
+            or self._queued_bytes >= self._options.max_batch_bytes
+        ):
+            return False
+        if self._hold_timer is None and (self._queue or self._barriers):
+            self._hold_timer = self._loop.call_at(self._hold_until, self._end_hold)
+        return True
+
+    def _end_hold(self) -> None:
+        self._hold_timer = None
+        self._hold_until = 0.0
+        self._kick()
+
+    def _take_units(self) -> tuple[list[_Unit], int]:
+        limits = self._options
+        units: list[_Unit] = []
+        ops = size = 0
+        while self._queue:
+            unit = self._queue[0]
+            if not unit.proposal.future.done():
+                if units and (
+                    ops + len(unit.commands) > limits.max_batch_ops
+                    or size + unit.size_bytes > limits.max_batch_bytes
+                ):
+                    break
+                units.append(unit)
+                ops += len(unit.commands)
+                size += unit.size_bytes
+            self._queue.popleft()
+            self._queued_ops -= len(unit.commands)
+            self._queued_bytes -= unit.size_bytes
+        return units, ops
+
+    def _apply_entry(self, index: int, term: int, entry: bytes) -> None:
+        results: Sequence[object] = ()
+        if entry[:1] == REGULAR:
+            results = self._apply_commands(index, entry)
+        batch = self._inflight
+        if batch is not None and batch.index == index and batch.term == term:
+            self._inflight = None
+            self._settle(batch, results)
+
+    def _apply_commands(self, index: int, entry: bytes) -> Sequence[object]:
+        try:
+            stamp_ms, commands = self._decode(memoryview(entry)[1:])
+            results = self._apply(index, stamp_ms, commands)
+            if len(results) != len(commands):
+                raise AssertionError(f"{len(results)} results for {len(commands)} commands")
+        except Exception as error:
+            # The library would run the same entry again in every pass; this ends the node instead.
+            sha256 = hashlib.sha256(entry).hexdigest()
+            raise ApplyFailed(index, sha256, f"{type(error).__name__}: {error}") from error
+        return results
+
+    def _settle(self, batch: _Batch, results: Sequence[object]) -> None:
+        start = 0
+        for unit in batch.units:
+            proposal, count = unit.proposal, len(unit.commands)
+            proposal.results[unit.offset : unit.offset + count] = results[start : start + count]
+            start += count
+            proposal.units_left -= 1
+            if proposal.units_left == 0 and not proposal.future.done():
+                proposal.future.set_result(proposal.results)
+        for barrier in batch.barriers:
+            if not barrier.done():
+                barrier.set_result(batch.index)
+        self._last_batch_ops = batch.ops
+        self._hold_until = self._loop.time() + HOLD_S if batch.ops > 1 else 0.0
+
+    # Leadership.
+
+    def _fail_lost(self) -> None:
+        """Ends what waits on a term that this node no longer leads."""
+        leads = self._running and self._core is not None and self._core.is_leader()
+        batch = self._inflight
+        if batch is not None and not (leads and batch.term == self.term):
+            self._inflight = None
+            lost = OutcomeUnknown(f"entry {batch.index} of term {batch.term}: leadership was lost")
+            for unit in batch.units:
+                _set_exception(unit.proposal.future, lost)
+            for barrier in batch.barriers:
+                _set_exception(barrier, self._not_leader())
+        if leads and (self._queue_term == self.term or not self._queue):
+            return
+        self._fail_queue(self._not_leader)
+
+    def _fail_queue(self, reason: Callable[[], RaftError]) -> None:
+        for unit in self._queue:
+            if unit.proposal.logged:
+                part = OutcomeUnknown("a part was appended before leadership was lost")
+                _set_exception(unit.proposal.future, part)
+            else:
+                _set_exception(unit.proposal.future, reason())
+        for barrier in self._barriers:
+            _set_exception(barrier, reason())
+        self._queue.clear()
+        self._barriers.clear()
+        self._queued_ops = self._queued_bytes = 0
+
+    def _publish(self) -> None:
+        term, leader_id, serving = self.term, self.leader_id, self.is_serving
+        events: list[LeaderEvent] = []
+        if self._announced_term is not None and not (serving and self._announced_term == term):
+            events.append(LeaderEvent("deposed", self._announced_term, leader_id))
+            self._announced_term = None
+        if leader_id != self._announced_leader:
+            events.append(LeaderEvent("leader_changed", term, leader_id))
+            self._announced_leader = leader_id
+        if serving and self._announced_term is None:
+            events.append(LeaderEvent("elected", term, leader_id))
+            self._announced_term = term
+        for event in events:
+            logger.info("%s: %s in term %d, leader %s", self._id, event.kind, term, leader_id)
+            for callback in list(self._subscribers):
+                callback(event)
+
+    # The end.
+
+    def _fail(self, error: BaseException) -> None:
+        """Stops the engine on an error that must end the node, and says so once."""
+        if not self._running:
+            return
+        logger.critical("node %s must stop: %s", self._id, error, exc_info=error)
+        self._halt()
+        self._on_fatal(error)
+
+    def _halt(self) -> None:
+        if not self._running:
+            return
+        self._running = False
+        for timer in (self._timer, self._hold_timer):
+            if timer is not None:
+                timer.cancel()
+        if self._core is not None:
+            self._core.destroy()
+        if self._poller is not None:
+            self._poller.close()
+        self._fail_lost()
+        self._fail_queue(lambda: EngineStopped(f"node {self._id} has stopped"))
+        try:
+            self._publish()
+        except Exception:
+            logger.exception("a subscriber raised while the node was stopping")
+
+    def _close(self) -> None:
+        if self._poller is not None:
+            self._poller.close()
+        if self._journal is not None:
+            self._journal.close()
+        if self._folder is not None:
+            self._folder.release()
+
+
+class _CoreHooks:
+    """Gives the core its four instants without making them public on the engine."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.apply_entry = engine._apply_entry
+        self.append_batch = engine._append_batch
+        self.after_send = engine._sync
+        self.on_progress = engine._on_progress
+
+
+def _set_exception(
+    future: asyncio.Future[list[object]] | asyncio.Future[int], error: RaftError
+) -> None:
+    if not future.done():
+        future.set_exception(error)
