@@ -1,0 +1,94 @@
+"""What `-o json` prints: the JSON mapping of the API's own messages.
+
+So field names, 64-bit integers as strings, times and enum names are those that any other client of
+the API sees. Values are filled into their message by field name; nothing is renamed here.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Any
+
+from google.protobuf import json_format
+from google.protobuf.message import Message
+
+from tocsin import types
+from tocsin.schedule import At, Cron, Every
+from tocsin.v1 import cluster_pb2, job_pb2, run_pb2, worker_pb2
+
+MESSAGES: dict[type[object], type[Message]] = {
+    types.Attempt: run_pb2.Attempt,
+    types.AttemptError: run_pb2.AttemptError,
+    types.ClusterStatus: cluster_pb2.GetStatusResponse,
+    types.Fire: job_pb2.PreviewFireTimesResponse.Fire,
+    types.Job: job_pb2.Job,
+    types.Member: cluster_pb2.Member,
+    types.OccurrenceRange: job_pb2.OccurrenceRange,
+    types.Preview: job_pb2.PreviewFireTimesResponse,
+    types.RetryPolicy: job_pb2.RetryPolicy,
+    types.Run: run_pb2.Run,
+    types.WorkerInfo: worker_pb2.Worker,
+}
+
+# The field of the oneof that each kind of schedule fills, and where its value is.
+_KINDS = {Cron: ("cron", "expr"), Every: ("every", "interval"), At: ("at", "time")}
+
+
+def as_json(value: object) -> dict[str, Any]:
+    """A value of `tocsin.types` as the JSON object that the API's JSON mapping defines for it."""
+    return json_format.MessageToDict(_filled(value), always_print_fields_with_no_presence=True)
+
+
+def _filled(value: object) -> Message:
+    if isinstance(value, Cron | Every | At):
+        return _filled_schedule(value)
+    message = MESSAGES[type(value)]()
+    for field in message.DESCRIPTOR.fields:
+        _set(message, field, getattr(value, field.name))
+    return message
+
+
+def _filled_schedule(schedule: Cron | Every | At) -> Message:
+    message = job_pb2.Schedule()
+    kind, attribute = _KINDS[type(schedule)]
+    fields = message.DESCRIPTOR.fields_by_name
+    _set(message, fields[kind], getattr(schedule, attribute))
+    for name in ("time_zone", "dst_gap", "dst_fold", "start_time", "end_time"):
+        _set(message, fields[name], getattr(schedule, name, None))
+    return message
+
+
+def _set(message: Message, field: Any, value: Any) -> None:
+    if value is None:
+        return
+    target = getattr(message, field.name)
+    if field.message_type is not None and field.message_type.GetOptions().map_entry:
+        target.update(value)
+    elif field.message_type is not None and _is_repeated(field):
+        for item in value:
+            target.append(_filled(item))
+    elif field.message_type is not None and isinstance(value, datetime):
+        target.FromDatetime(value)
+    elif field.message_type is not None and isinstance(value, timedelta):
+        target.FromTimedelta(value)
+    elif field.message_type is not None:
+        target.CopyFrom(_filled(value))
+    elif _is_repeated(field):
+        target.extend(value)
+    elif field.enum_type is not None:
+        setattr(message, field.name, _enum_number(field.enum_type, value))
+    else:
+        setattr(message, field.name, value)
+
+
+def _is_repeated(field: Any) -> bool:
+    # `label` is deprecated in newer releases, and `is_repeated` is missing from older ones.
+    repeated = getattr(field, "is_repeated", None)
+    return bool(field.label == field.LABEL_REPEATED if repeated is None else repeated)
+
+
+def _enum_number(enum: Any, value: str) -> int:
+    """Number of RUN_STATE_PENDING for PENDING; 0 for what the API leaves unset (DEFAULT, AUTO)."""
+    prefix = enum.values_by_number[0].name.removesuffix("UNSPECIFIED")
+    found = enum.values_by_name.get(prefix + value)
+    return int(found.number) if found else 0

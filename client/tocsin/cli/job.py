@@ -1,0 +1,715 @@
+"""`tocsin job`: define jobs, see what they will do and what became of their times.
+
+What a definition may say is for the cluster to judge; this module only reads and prints.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any, TypeVar
+
+import click
+
+from tocsin.cli import _output
+from tocsin.cli._duration import DURATION, INSTANT, in_zone, shown_duration, shown_instant
+from tocsin.cli._json import as_json
+from tocsin.cli._options import Settings, global_options, labels_callback, pass_settings
+from tocsin.cli._output import Column
+from tocsin.cli._payload import PAYLOAD, check_json
+from tocsin.cli._runs import exit_code, print_run, wait_for
+from tocsin.schedule import At, Cron, DstFold, DstGap, Every, Schedule
+from tocsin.types import (
+    Fire,
+    Job,
+    MisfirePolicy,
+    OccurrenceRange,
+    OverlapPolicy,
+    Preview,
+    RetryPolicy,
+)
+from tocsin.workers.shell_payload import HANDLER as SHELL_HANDLER
+from tocsin.workers.shell_payload import ShellPayload, ShellPayloadError
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+Choice = TypeVar("Choice", bound=enum.StrEnum)
+
+
+@click.group()
+@global_options
+def job() -> None:
+    """Define jobs, and see when they fire.
+
+    A job is named NAMESPACE/JOB; the namespace `default` may be left out.
+
+    \b
+    Examples:
+      tocsin job create hello --every 5s --command 'echo hi'
+      tocsin job list
+      tocsin job preview --cron '30 2 * * *' --tz America/New_York
+    """
+
+
+def _choice(kind: type[enum.StrEnum]) -> click.Choice[str]:
+    """Members of an enumeration but its first, which is what leaving the option out means."""
+    return click.Choice([member.lower() for member in kind][1:], case_sensitive=False)
+
+
+def schedule_options(function: Function) -> Function:
+    """The options that make schedules; `schedules_of` reads them."""
+    options = (
+        click.option(
+            "--every",
+            "every",
+            multiple=True,
+            type=DURATION,
+            metavar="DURATION",
+            help="Fire at a fixed interval, such as 5s or 1h30m.  [repeatable]",
+        ),
+        click.option(
+            "--cron",
+            "cron",
+            multiple=True,
+            metavar="EXPR",
+            help="Fire by a cron expression: 5 fields, or 6 with seconds first.  [repeatable]",
+        ),
+        click.option(
+            "--at",
+            "at",
+            multiple=True,
+            type=INSTANT,
+            metavar="TIME",
+            help="Fire once, such as 2026-11-29T07:00:00Z.  [repeatable]",
+        ),
+        click.option(
+            "--tz",
+            "tz",
+            metavar="ZONE",
+            help="IANA time zone of --cron, and of times without an offset.  [default: UTC]",
+        ),
+        click.option(
+            "--dst-gap",
+            type=_choice(DstGap),
+            help="What to do with a local time that clocks jump over.  "
+            "[default: by the kind of expression]",
+        ),
+        click.option(
+            "--dst-fold",
+            type=_choice(DstFold),
+            help="What to do with a local time that clocks show twice.  "
+            "[default: by the kind of expression]",
+        ),
+        click.option(
+            "--start",
+            type=INSTANT,
+            metavar="TIME",
+            help="No nominal time before this; the anchor of --every.",
+        ),
+        click.option("--end", type=INSTANT, metavar="TIME", help="No nominal time after this."),
+    )
+    for option in reversed(options):
+        function = option(function)
+    return function
+
+
+def schedules_of(options: Mapping[str, Any]) -> list[Schedule]:
+    """The schedules that the options of `schedule_options` ask for, in the order of their kinds.
+
+    Raises:
+        click.UsageError: options that contradict each other or that would be ignored.
+    """
+    zone: str | None = options["tz"]
+    if not options["cron"]:
+        for name in ("dst_gap", "dst_fold"):
+            if options[name]:
+                raise click.UsageError(f"--{name.replace('_', '-')} needs a --cron")
+    bounds: dict[str, datetime | None] = {
+        f"{name}_time": options[name] and in_zone(options[name], zone, option=f"--{name}")
+        for name in ("start", "end")
+    }
+    if any(bounds.values()) and not options["cron"] and not options["every"]:
+        raise click.UsageError("--start and --end need a --cron or an --every")
+    times = [time for time in (*options["at"], options["start"], options["end"]) if time]
+    naive = any(time.tzinfo is None for time in times)
+    if zone and not options["cron"] and not naive:
+        raise click.UsageError("--tz needs a --cron, or a time without an offset")
+    crons = [
+        Cron(
+            expr,
+            time_zone=zone or "UTC",
+            dst_gap=_member(DstGap, options["dst_gap"]),
+            dst_fold=_member(DstFold, options["dst_fold"]),
+            **bounds,
+        )
+        for expr in options["cron"]
+    ]
+    intervals = [Every(interval, **bounds) for interval in options["every"]]
+    instants = [At(in_zone(time, zone, option="--at")) for time in options["at"]]
+    return [*crons, *intervals, *instants]
+
+
+@job.command(short_help="Define a job, or change one.")
+@click.argument("name")
+@schedule_options
+@click.option("--command", metavar="COMMAND", help="Shell command to run, by tocsin worker shell.")
+@click.option("--shell", metavar="PATH", help="Shell for --command.  [default: /bin/sh]")
+@click.option(
+    "--env",
+    multiple=True,
+    metavar="NAME=VALUE",
+    callback=labels_callback,
+    help="Variable for --command.  [repeatable]",
+)
+@click.option("--cwd", metavar="PATH", help="Folder for --command.  [default: the worker's home]")
+@click.option("--handler", metavar="NAME", help="Name of the code that your own worker runs.")
+@click.option(
+    "--payload",
+    type=PAYLOAD,
+    metavar="JSON|@FILE",
+    help="What the handler gets: keyword arguments as a JSON object; @- reads stdin.",
+)
+@click.option("--content-type", metavar="TYPE", help="Of a --payload that is not JSON.")
+@click.option("--queue", metavar="NAME", help="Queue that its runs wait in.  [default: default]")
+@click.option("--priority", type=click.IntRange(0, 9), help="0 (low) to 9 (high).  [default: 5]")
+@click.option(
+    "--overlap",
+    type=_choice(OverlapPolicy),
+    help="When it comes due while a run is under way.  [default: queue_one]",
+)
+@click.option(
+    "--misfire",
+    type=_choice(MisfirePolicy),
+    help="When it is noticed later than --misfire-grace.  [default: latest]",
+)
+@click.option(
+    "--misfire-grace",
+    type=DURATION,
+    metavar="DURATION",
+    help="How late still counts as on time.  [default: 60s]",
+)
+@click.option(
+    "--catchup-limit",
+    type=click.IntRange(1, 1000),
+    help="For --misfire all: how many of the newest run.  [default: 100]",
+)
+@click.option(
+    "--max-attempts",
+    type=click.IntRange(1, 1000),
+    help="Tries per run, with the first.  [default: 3]",
+)
+@click.option(
+    "--retry-initial",
+    type=DURATION,
+    metavar="DURATION",
+    help="Wait before the second try; then doubled.  [default: 10s]",
+)
+@click.option(
+    "--retry-max",
+    type=DURATION,
+    metavar="DURATION",
+    help="Longest wait between tries.  [default: 1h]",
+)
+@click.option(
+    "--lease",
+    type=DURATION,
+    metavar="DURATION",
+    help="How long a silent worker keeps a run.  [default: 30s]",
+)
+@click.option(
+    "--attempt-timeout",
+    type=DURATION,
+    metavar="DURATION",
+    help="Longest time of one try.  [default: 24h]",
+)
+@click.option(
+    "--jitter",
+    type=DURATION,
+    metavar="DURATION",
+    help="Spread over this window, by a stable offset.  [default: none]",
+)
+@click.option(
+    "--label",
+    "labels",
+    multiple=True,
+    metavar="KEY=VALUE",
+    callback=labels_callback,
+    help="For people and filters.  [repeatable]",
+)
+@click.option("--update", is_flag=True, help="Change the job if it exists already.")
+@click.option("--dry-run", is_flag=True, help="Check everything, store nothing.")
+@global_options
+@pass_settings
+def create(settings: Settings, /, *, name: str, **options: Any) -> None:
+    """Define a job: what to run, and when.
+
+    Without a schedule it runs only when triggered. With --update the whole definition is replaced:
+    what you leave out goes back to its default.
+
+    \b
+    Examples:
+      tocsin job create hello --every 5s --command 'echo hi'
+      tocsin job create billing/report --cron '30 2 * * *' --tz Europe/Berlin \\
+          --handler report --payload '{"region": "eu"}' --max-attempts 5
+      tocsin job create once --at 2026-11-29T07:00:00Z --command 'date >> /tmp/out' --update
+    """
+    definition = _definition(name, options)
+    dry_run: bool = options["dry_run"]
+    with settings.client() as client:
+        if options["update"]:
+            applied = client.apply_job(definition, validate_only=dry_run)
+            stored = applied.job
+            verb = "create" if applied.created else "update" if applied.changed else ""
+        else:
+            stored = client.create_job(definition, validate_only=dry_run)
+            verb = "create"
+    done = f"would {verb}" if dry_run else f"{verb}d"
+    sentence = f"{done} {stored.name}" if verb else f"no change to {stored.name}"
+    _output.show_object(
+        settings,
+        lambda: as_json(stored),
+        name=stored.name,
+        text=lambda: click.echo(f"{sentence}: {_when(stored)}"),
+    )
+
+
+def _definition(name: str, options: Mapping[str, Any]) -> Job:
+    handler, payload = _work(options)
+    retry = RetryPolicy(
+        max_attempts=options["max_attempts"] or 0,
+        initial_backoff=options["retry_initial"],
+        max_backoff=options["retry_max"],
+    )
+    return Job(
+        name=name,
+        handler=handler,
+        schedules=tuple(schedules_of(options)),
+        queue=options["queue"] or "",
+        payload=payload,
+        content_type=options["content_type"] or "",
+        retry_policy=retry if retry != RetryPolicy() else None,
+        attempt_timeout=options["attempt_timeout"],
+        lease_duration=options["lease"],
+        priority=options["priority"],
+        overlap_policy=_member(OverlapPolicy, options["overlap"]),
+        misfire_policy=_member(MisfirePolicy, options["misfire"]),
+        misfire_grace=options["misfire_grace"],
+        catchup_limit=options["catchup_limit"] or 0,
+        labels=options["labels"],
+        jitter=options["jitter"],
+    )
+
+
+def _work(options: Mapping[str, Any]) -> tuple[str, bytes]:
+    """The handler and its payload, from --command or from --handler and --payload."""
+    command: str | None = options["command"]
+    handler: str | None = options["handler"]
+    payload: bytes | None = options["payload"]
+    if (command is None) == (handler is None):
+        raise click.UsageError("say what to run: either --command COMMAND or --handler NAME")
+    if handler is not None:
+        for name in ("shell", "env", "cwd"):
+            if options[name]:
+                raise click.UsageError(f"--{name} needs --command")
+        checked = payload or b""
+        if payload and not options["content_type"]:
+            check_json(payload)
+        return handler, checked
+    assert command is not None
+    if payload is not None or options["content_type"]:
+        raise click.UsageError("--payload and --content-type need --handler")
+    given = {name: options[name] for name in ("shell", "env", "cwd") if options[name]}
+    try:
+        return SHELL_HANDLER, ShellPayload(command, **given).to_json_bytes()
+    except ShellPayloadError as error:
+        raise click.UsageError(f"--command: {error}") from error
+
+
+@job.command("list", short_help="List jobs.")
+@click.argument("namespace", default="")
+@click.option(
+    "--filter",
+    "filter_",
+    default="",
+    metavar="TERMS",
+    help="Such as 'label.team=pay paused=true'; all terms must hold.",
+)
+@global_options
+@pass_settings
+def list_(settings: Settings, /, *, namespace: str, filter_: str) -> None:
+    """List jobs by name, of one NAMESPACE or of all.
+
+    \b
+    Examples:
+      tocsin job list
+      tocsin job list billing --filter 'label.team=pay'
+      tocsin job list -o name | xargs -n1 tocsin job pause
+    """
+    with settings.client() as client:
+        jobs = list(client.list_jobs(parent=namespace, filter=filter_))
+    _output.show_list(
+        settings,
+        jobs,
+        [
+            Column("JOB", lambda job: job.name),
+            Column("SCHEDULE", lambda job: _schedule_words(job.schedules)),
+            Column("NEXT", _shown_next),
+            Column("ACTIVE", lambda job: str(job.active_run_count), right=True),
+            Column("HANDLER", lambda job: job.handler),
+            Column("QUEUE", lambda job: job.queue),
+        ],
+        to_json=as_json,
+        name=lambda job: job.name,
+        empty="no jobs",
+    )
+
+
+@job.command(short_help="Show a job.")
+@click.argument("name")
+@global_options
+@pass_settings
+def get(settings: Settings, /, *, name: str) -> None:
+    """Show one job: its definition and where it stands.
+
+    \b
+    Examples:
+      tocsin job get hello
+      tocsin job get billing/report -o yaml
+    """
+    with settings.client() as client:
+        found = client.get_job(name)
+    _output.show_object(
+        settings, lambda: as_json(found), name=found.name, text=lambda: _print_job(found)
+    )
+
+
+def _print_job(job: Job) -> None:
+    labels = " ".join(f"{key}={value}" for key, value in sorted(job.labels.items()))
+    misfire = f"{job.misfire_policy.lower()}, grace {shown_duration(job.misfire_grace)}"
+    _output.fields(
+        [
+            ("job", job.name),
+            *[("schedule", schedule_words(schedule)) for schedule in job.schedules],
+            ("next", _shown_next(job)),
+            ("decided to", shown_instant(job.mark_time)),
+            ("active runs", str(job.active_run_count)),
+            ("handler", job.handler),
+            ("payload", _shown_payload(job)),
+            ("queue", job.queue),
+            ("priority", "-" if job.priority is None else str(job.priority)),
+            ("overlap", job.overlap_policy.lower()),
+            ("misfire", misfire),
+            ("retry", _shown_retry(job.retry_policy or RetryPolicy())),
+            ("lease", shown_duration(job.lease_duration)),
+            ("attempt timeout", shown_duration(job.attempt_timeout)),
+            ("jitter", shown_duration(job.jitter)),
+            ("labels", labels or "-"),
+            ("uid, etag", f"{job.uid}, {job.etag}"),
+            ("created", shown_instant(job.create_time)),
+            ("updated", shown_instant(job.update_time)),
+        ]
+    )
+
+
+def _shown_next(job: Job) -> str:
+    if job.paused:
+        return f"paused: {job.pause_note}" if job.pause_note else "paused"
+    return shown_instant(job.next_fire_time)
+
+
+def _shown_retry(retry: RetryPolicy) -> str:
+    wait, longest = shown_duration(retry.initial_backoff), shown_duration(retry.max_backoff)
+    return (
+        f"{retry.max_attempts} attempts, wait {wait} x{retry.backoff_multiplier:g} up to {longest}"
+    )
+
+
+def _shown_payload(job: Job) -> str:
+    if not job.payload:
+        return "-"
+    if job.handler == SHELL_HANDLER:
+        try:
+            return f"command: {ShellPayload.from_json_bytes(job.payload).command}"
+        except ShellPayloadError:
+            pass  # not one of ours, so shown as it is
+    try:
+        return job.payload.decode()
+    except UnicodeDecodeError:
+        return f"{len(job.payload)} bytes of {job.content_type}"
+
+
+@job.command(short_help="Delete jobs.")
+@click.argument("names", nargs=-1, required=True, metavar="NAME...")
+@click.option("--cancel-running", is_flag=True, help="Cancel what waits or runs; else refused.")
+@global_options
+@pass_settings
+def delete(settings: Settings, /, *, names: Sequence[str], cancel_running: bool) -> None:
+    """Delete jobs, in the order given; the first refusal stops it.
+
+    \b
+    Examples:
+      tocsin job delete hello
+      tocsin job delete billing/report --cancel-running
+    """
+    with settings.client() as client:
+        for name in names:
+            client.delete_job(name, cancel_active_runs=cancel_running)
+            _output.note(f"deleted {name}")
+
+
+@job.command(short_help="Stop firing a job for a while.")
+@click.argument("name")
+@click.option("--note", default="", help="Who and why, shown with the job.")
+@global_options
+@pass_settings
+def pause(settings: Settings, /, *, name: str, note: str) -> None:
+    """Stop deciding a job's times until it is resumed; its runs go on, and triggers still work.
+
+    \b
+    Examples:
+      tocsin job pause hello --note 'ann: database upgrade until noon'
+    """
+    with settings.client() as client:
+        _show_change(settings, client.pause_job(name, note=note), "paused")
+
+
+@job.command(short_help="Go on firing a job.")
+@click.argument("name")
+@global_options
+@pass_settings
+def resume(settings: Settings, /, *, name: str) -> None:
+    """Go on firing a paused job; what came due meanwhile follows its misfire policy.
+
+    \b
+    Examples:
+      tocsin job resume hello
+    """
+    with settings.client() as client:
+        _show_change(settings, client.resume_job(name), "resumed")
+
+
+def _show_change(settings: Settings, job: Job, verb: str) -> None:
+    _output.show_object(
+        settings,
+        lambda: as_json(job),
+        name=job.name,
+        text=lambda: click.echo(f"{verb} {job.name}: {_when(job)}"),
+    )
+
+
+@job.command(short_help="Run a job now.")
+@click.argument("name")
+@click.option(
+    "--payload",
+    type=PAYLOAD,
+    metavar="JSON|@FILE",
+    help="In place of the job's own; @- reads stdin.",
+)
+@click.option(
+    "--request-id",
+    metavar="ID",
+    help="Names the run and makes a repeat harmless.  [default: a new one]",
+)
+@click.option("--wait", is_flag=True, help="Wait for its end; exit code as of tocsin run wait.")
+@click.option(
+    "--wait-timeout",
+    type=DURATION,
+    metavar="DURATION",
+    help="With --wait: at most this long.  [default: for ever]",
+)
+@global_options
+@pass_settings
+@click.pass_context
+def trigger(
+    ctx: click.Context,
+    settings: Settings,
+    /,
+    *,
+    name: str,
+    payload: bytes | None,
+    request_id: str | None,
+    wait: bool,
+    wait_timeout: timedelta | None,
+) -> None:
+    """Run a job now, whatever its schedule says. Prints the run.
+
+    \b
+    Examples:
+      tocsin job trigger hello
+      tocsin job trigger billing/report --payload '{"region": "us"}' --wait --wait-timeout 5m
+    """
+    if wait_timeout is not None and not wait:
+        raise click.UsageError("--wait-timeout needs --wait")
+    with settings.client() as client:
+        run = client.trigger(name, payload=payload, request_id=request_id)
+        if wait:
+            _output.note(f"waiting for {run.name}")
+            run = wait_for(client, run.name, wait_timeout)
+    _output.show_object(
+        settings,
+        lambda: as_json(run),
+        name=run.name,
+        text=lambda: print_run(run) if wait else click.echo(run.name),
+    )
+    if wait:
+        ctx.exit(exit_code(run))
+
+
+@job.command(short_help="Show when a schedule fires.")
+@click.argument("name", required=False)
+@schedule_options
+@click.option(
+    "--after",
+    type=INSTANT,
+    metavar="TIME",
+    help="Times after this one; a date means its midnight.  [default: now]",
+)
+@click.option(
+    "-n",
+    "--count",
+    type=click.IntRange(1, 1000),
+    default=5,
+    show_default=True,
+    help="How many times.",
+)
+@global_options
+@pass_settings
+def preview(
+    settings: Settings, /, *, name: str | None, after: datetime | None, count: int, **options: Any
+) -> None:
+    """Show the next times of the stored job NAME, or of schedules to try. Stores nothing.
+
+    Asks the cluster, so that what you see is what will happen: with its own rules for cron and for
+    clock changes, and its own version of the time zone database.
+
+    \b
+    Examples:
+      tocsin job preview billing/report
+      tocsin job preview --cron '30 2 * * *' --tz America/New_York --after 2027-03-13 -n 2
+    """
+    given = dict(options)
+    zone = given["tz"]
+    if after is not None:
+        # --tz may be there for --after alone.
+        after = in_zone(after, zone or "UTC", option="--after")
+        if name or not given["cron"]:
+            given["tz"] = None
+    schedules = schedules_of(given)
+    if bool(name) == bool(schedules):
+        raise click.UsageError("name a job, or give a schedule: --cron, --every or --at")
+    with settings.client() as client:
+        found = client.preview(name or schedules, after=after, count=count)
+    if settings.output == "name":
+        for fire in found.fires:
+            click.echo(fire.time.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"))
+    else:
+        _output.show_object(
+            settings, lambda: as_json(found), name="", text=lambda: _print_preview(found)
+        )
+
+
+def _print_preview(preview: Preview) -> None:
+    for description in preview.descriptions:
+        click.echo(_output.safe(description))
+    columns: list[Column[Fire]] = [
+        Column("LOCAL TIME", lambda fire: fire.local_time),
+        Column("UTC", lambda fire: shown_instant(fire.time)),
+    ]
+    if any(fire.dst_note for fire in preview.fires):
+        columns.append(Column("CLOCK CHANGE", lambda fire: fire.dst_note))
+    if preview.fires:
+        _output.table(
+            [column.title for column in columns],
+            [[column.cell(fire) for column in columns] for fire in preview.fires],
+        )
+    else:
+        _output.note("no further times")
+    for warning in preview.warnings:
+        _output.note(f"warning: {warning}")
+
+
+@job.command(short_help="Show what became of a job's times.")
+@click.argument("name")
+@click.option(
+    "--from",
+    "from_time",
+    type=INSTANT,
+    metavar="TIME",
+    help="From here on.  [default: as far back as is known]",
+)
+@click.option(
+    "--to",
+    "to_time",
+    type=INSTANT,
+    metavar="TIME",
+    help="Up to here, inclusive.  [default: the last decided one]",
+)
+@global_options
+@pass_settings
+def occurrences(
+    settings: Settings, /, *, name: str, from_time: datetime | None, to_time: datetime | None
+) -> None:
+    """Show the ledger: for each time of a job, whether it ran, was covered, skipped or missed.
+
+    Neighbouring times that were decided alike are one line. Kept for longer than runs are.
+
+    \b
+    Examples:
+      tocsin job occurrences hello
+      tocsin job occurrences billing/report --from 2026-11-01T00:00:00Z -o json
+    """
+    with settings.client() as client:
+        ranges = list(
+            client.list_occurrences(
+                name,
+                from_time=from_time and in_zone(from_time, None, option="--from"),
+                to_time=to_time and in_zone(to_time, None, option="--to"),
+            )
+        )
+    _output.show_list(
+        settings,
+        ranges,
+        [
+            Column("FROM", lambda item: shown_instant(item.from_time)),
+            Column("TO", lambda item: shown_instant(item.to_time)),
+            Column("COUNT", _shown_count, right=True),
+            Column("OUTCOME", lambda item: item.outcome),
+            Column("RUN OR REASON", lambda item: item.run or item.reason or "-"),
+            Column("LOG INDEX", lambda item: str(item.log_index), right=True),
+        ],
+        to_json=as_json,
+        name=lambda item: shown_instant(item.from_time),
+        empty=f"nothing decided yet for {name}",
+    )
+
+
+def _shown_count(item: OccurrenceRange) -> str:
+    return f"{item.count}+" if item.count > 1000 else str(item.count)
+
+
+def _when(job: Job) -> str:
+    """What is said about a job in one line: its schedules and its next time."""
+    if job.paused:
+        return "paused" + (f" ({job.pause_note})" if job.pause_note else "")
+    if not job.schedules:
+        return "runs when triggered"
+    following = f", next {shown_instant(job.next_fire_time)}" if job.next_fire_time else ""
+    return _schedule_words(job.schedules) + following
+
+
+def _schedule_words(schedules: Sequence[Schedule]) -> str:
+    return "; ".join(schedule_words(schedule) for schedule in schedules) or "manual"
+
+
+def schedule_words(schedule: Schedule) -> str:
+    """A schedule in a few words: `30 2 * * * Europe/Berlin`, `every 5s`, `at 2026-...Z`."""
+    if isinstance(schedule, Cron):
+        return f"{schedule.expr} {schedule.time_zone or 'UTC'}"
+    if isinstance(schedule, Every):
+        return f"every {shown_duration(schedule.interval)}"
+    return f"at {shown_instant(schedule.time)}"
+
+
+def _member(kind: type[Choice], value: str | None) -> Choice:
+    """The member that an option names; the first, which means the default, if none was given."""
+    return kind(value.upper()) if value else next(iter(kind))

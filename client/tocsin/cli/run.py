@@ -1,0 +1,267 @@
+"""`tocsin run`: see, watch, wait for and cancel runs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from itertools import islice
+from typing import Any
+
+import click
+
+from tocsin.cli import _output
+from tocsin.cli._duration import DURATION, shown_elapsed, shown_instant
+from tocsin.cli._json import as_json
+from tocsin.cli._options import Settings, cluster_options, global_options, pass_settings
+from tocsin.cli._output import Column
+from tocsin.cli._runs import exit_code, print_run, took, wait_for
+from tocsin.types import ItemResult, Run, RunCause, RunState
+
+LIST_LIMIT = 100
+
+_STATES = click.Choice([state.lower() for state in RunState][1:], case_sensitive=False)
+_CAUSES = click.Choice([cause.lower() for cause in RunCause][1:], case_sensitive=False)
+
+
+@click.group()
+@global_options
+def run() -> None:
+    """See, watch, wait for and cancel runs.
+
+    A run is named NAMESPACE/JOB/TIME, such as default/hello/20261129T070000Z; the namespace
+    `default` may be left out.
+
+    \b
+    Examples:
+      tocsin run watch
+      tocsin run list hello --state failed
+      tocsin run wait hello/20261129T070000Z --timeout 5m
+    """
+
+
+@run.command("list", short_help="List runs, newest first.")
+@click.argument("job", default="")
+@click.option("--state", type=_STATES, help="Only runs in this state.")
+@click.option("--cause", type=_CAUSES, help="Only runs made by this.")
+@click.option("--queue", metavar="NAME", help="Only runs of this queue.")
+@click.option(
+    "--limit",
+    type=click.IntRange(min=0),
+    default=LIST_LIMIT,
+    show_default=True,
+    help="At most so many; 0 for all.",
+)
+@global_options
+@pass_settings
+def list_(
+    settings: Settings,
+    /,
+    *,
+    job: str,
+    state: str | None,
+    cause: str | None,
+    queue: str | None,
+    limit: int,
+) -> None:
+    """List runs, newest first: of JOB, of a namespace written with a slash at its end, or of all.
+
+    \b
+    Examples:
+      tocsin run list
+      tocsin run list hello -o json
+      tocsin run list --state failed --limit 0
+    """
+    terms = {"state": state and state.upper(), "cause": cause and cause.upper(), "queue": queue}
+    wanted = " ".join(f"{key}={value}" for key, value in terms.items() if value)
+    with settings.client() as client:
+        found = client.list_runs(parent=_parent(job), filter=wanted)
+        runs = list(islice(found, limit + 1) if limit else found)
+    if limit and len(runs) > limit:
+        runs = runs[:limit]
+        _output.note(f"showing the newest {limit}: --limit 0 shows all")
+    _output.show_list(
+        settings,
+        runs,
+        [
+            Column("RUN", lambda run: run.name),
+            Column("STATE", lambda run: run.state),
+            Column("ATTEMPTS", lambda run: f"{run.attempt_count}/{run.max_attempts}", right=True),
+            Column("COVERS", lambda run: str(run.covers_count or "-"), right=True),
+            Column("DUE", lambda run: shown_instant(run.due_time)),
+            Column("LATE", lambda run: shown_elapsed(_lateness(run)), right=True),
+            Column("TOOK", lambda run: shown_elapsed(took(run)), right=True),
+            Column("WHY", lambda run: run.state_reason or "-"),
+        ],
+        to_json=as_json,
+        name=lambda run: run.name,
+        empty="no runs",
+    )
+
+
+@run.command(short_help="Show a run and its attempts.")
+@click.argument("name", metavar="RUN")
+@global_options
+@pass_settings
+def get(settings: Settings, /, *, name: str) -> None:
+    """Show one run: its state, why it waits or failed, and each attempt with its fencing token.
+
+    \b
+    Examples:
+      tocsin run get hello/20261129T070000Z
+    """
+    with settings.client() as client:
+        found = client.get_run(name)
+    _output.show_object(
+        settings, lambda: as_json(found), name=found.name, text=lambda: print_run(found)
+    )
+
+
+@run.command(short_help="Follow runs as they change.")
+@click.argument("job", default="")
+@click.option("--state", type=_STATES, help="Only runs in this state.")
+@click.option(
+    "--count",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Stop after so many changes.  [default: go on until Ctrl-C]",
+)
+@click.option(
+    "--from-revision",
+    type=click.IntRange(min=0),
+    default=0,
+    help="Everything that changed after this revision, ended runs too.",
+)
+@global_options
+@pass_settings
+def watch(
+    settings: Settings, /, *, job: str, state: str | None, count: int | None, from_revision: int
+) -> None:
+    """Follow the runs of JOB, or all runs: one line each time one changes, until Ctrl-C.
+
+    Begins with the runs that are under way. Goes on by itself when the leader changes, and leaves
+    nothing out but steps that one run passed through in between. With -o json, one object per line.
+
+    \b
+    Examples:
+      tocsin run watch
+      tocsin run watch hello -o json | jq .state
+    """
+    left = count
+    caught_up = from_revision > 0
+    with settings.client() as client:
+        for changes in client.watch_runs(
+            parent=_parent(job),
+            filter=f"state={state.upper()}" if state else "",
+            from_revision=from_revision,
+        ):
+            for changed in changes.runs:
+                if changed.state.is_final and not caught_up:
+                    continue  # over before anybody watched
+                _print_change(settings, changed)
+                left = None if left is None else left - 1
+                if left == 0:
+                    return
+            caught_up = caught_up or changes.caught_up
+
+
+def _print_change(settings: Settings, run: Run) -> None:
+    newest = run.attempts[-1] if run.attempts else None
+    when = run.end_time or (newest and (newest.end_time or newest.start_time)) or run.create_time
+    parts = [
+        shown_instant(when, milliseconds=True),
+        f"{run.state:<10}",
+        run.name,
+        f"attempt {newest.number}/{run.max_attempts}" if newest else "",
+        f"token {newest.fencing_token}" if newest else "",
+        f"on {newest.worker_id}" if newest and newest.worker_id else "",
+        f"covers {run.covers_count}" if run.covers_count > 1 else "",
+        run.state_reason,
+    ]
+    _output.stream_object(
+        settings, lambda: as_json(run), name=run.name, line="  ".join(filter(None, parts))
+    )
+
+
+@run.command(short_help="Wait for the end of a run.")
+@click.argument("name", metavar="RUN")
+@click.option(
+    "--timeout",
+    type=DURATION,
+    metavar="DURATION",
+    help="Wait at most this long.  [default: for ever]",
+)
+@cluster_options
+@pass_settings
+@click.pass_context
+def wait(
+    ctx: click.Context, settings: Settings, /, *, name: str, timeout: timedelta | None
+) -> None:
+    """Wait until a run has ended, however it ends.
+
+    Exit code: 0 succeeded, 10 failed, 11 cancelled, 12 not ended within --timeout.
+
+    \b
+    Examples:
+      tocsin run wait hello/20261129T070000Z --timeout 5m && echo done
+    """
+    with settings.client() as client:
+        ended = wait_for(client, name, timeout)
+    _output.show_object(
+        settings, lambda: as_json(ended), name=ended.name, text=lambda: print_run(ended)
+    )
+    if not ended.state.is_final:
+        _output.note(f"{ended.name} has not ended")
+    ctx.exit(exit_code(ended))
+
+
+@run.command(short_help="Ask for the end of runs.")
+@click.argument("names", nargs=-1, required=True, metavar="RUN...")
+@click.option("--reason", default="", help="Shown with the runs.")
+@global_options
+@pass_settings
+@click.pass_context
+def cancel(ctx: click.Context, settings: Settings, /, *, names: Sequence[str], reason: str) -> None:
+    """Ask for the end of runs: one that waits ends at once, another when its worker stopped it.
+
+    Exit code: 0 all asked, 3 none of the refused ones exists, 4 refused, such as ended already.
+
+    \b
+    Examples:
+      tocsin run cancel hello/20261129T070000Z --reason 'wrong data'
+      tocsin run list hello --state pending -o name | xargs tocsin run cancel
+    """
+    with settings.client() as client:
+        results = client.cancel_runs(names, reason=reason)
+    _output.show_list(
+        settings,
+        results,
+        [
+            Column("RUN", lambda item: item.name),
+            Column("ANSWER", lambda item: "cancel requested" if item.ok else "refused"),
+            Column("WHY", lambda item: item.message or item.reason or "-"),
+        ],
+        to_json=_item_json,
+        name=lambda item: item.name,
+        empty="no runs",
+    )
+    refusals = Counter(item.reason for item in results if not item.ok)
+    if refusals:
+        ctx.exit(3 if set(refusals) == {"RUN_NOT_FOUND"} else 4)
+
+
+def _item_json(item: ItemResult) -> dict[str, Any]:
+    return {"name": item.name, "reason": item.reason, "message": item.message}
+
+
+def _parent(job: str) -> str:
+    """The API's parent: `namespace/` means the namespace, a bare name a job of `default`."""
+    if job.endswith("/"):
+        return job.removesuffix("/")
+    return job if not job or "/" in job else f"default/{job}"
+
+
+def _lateness(run: Run) -> timedelta | None:
+    """From the due time to the first start; None before that."""
+    started: datetime | None = run.attempts[0].start_time if run.attempts else None
+    return started - run.due_time if started and run.due_time else None
