@@ -1,0 +1,625 @@
+"""Gives waiting runs to workers: sessions, credit, and who gets what, on the leader alone.
+
+Owns the ready order and what each worker has room for, both in memory only. Refuses to hold a run
+that the state does not call waiting, and to believe a grant before its entry has been applied.
+
+Each waiting run is in one place. Whatever happens to a run or to its job puts it there anew:
+
+    READY     in the heap of its queue and handler: highest priority, then due first, then by name
+    LATER     in the heap of instants: due, or to be tried again, at a known time
+    BLOCKED   behind a run of its job that excludes it; looked at when a run of the job changes
+    GRANTING  its grant is on its way into the log
+
+A worker's credit is absolute: the slots it says are free after the assignments it has seen. What
+was sent since, and what is being granted, is taken off here, so frames may repeat or come late.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import heapq
+import itertools
+import logging
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Protocol
+
+from tocsin_node.core import lease as rules
+from tocsin_node.core.command import Grant, Release
+from tocsin_node.core.model import FINAL_STATES, JobSpec, Run, RunState
+from tocsin_node.core.result import Reason, Rejected, Result
+from tocsin_node.leader.leases import Leases
+from tocsin_node.leader.wake import RETRY_MS, SLEEP_MS_MAX, Tasks, Wake, repeat
+from tocsin_node.raft.errors import RaftError
+from tocsin_node.replica import Changes, Replica
+
+BATCH_MAX = 1_000  # grants in one proposal
+BATCHES_IN_FLIGHT_MAX = 4
+SLICE_MS = 4  # work between two turns of the event loop
+SLICE_STEPS = 50  # steps between two looks at the clock
+AGAIN_MS = 100  # before a run is tried again whose grant was refused though it looked ready
+FRAME_BYTES_MAX = 1024 * 1024  # payloads in one frame of assignments
+BACKLOG_BYTES_MAX = 4 * 1024 * 1024  # payloads on their way to one worker; it gets no more above
+
+Key = tuple[str, str]  # queue, handler
+
+log = logging.getLogger(__name__)
+
+
+class Outlet(Protocol):
+    """Where a session's frames go; nothing here waits for them to arrive."""
+
+    def assign(self, seq: int, runs: Sequence[tuple[Run, JobSpec]]) -> None:
+        """Sends runs with the leases that they hold."""
+
+    def cancel(self, run: str, attempt: int, token: int, reason: str) -> None:
+        """Asks for the end of an attempt."""
+
+    def backlog_bytes(self) -> int:
+        """Payload bytes that wait to be sent."""
+
+    def redirect(self) -> None:
+        """Sends the worker to the next leader, and ends."""
+
+    def replaced(self) -> None:
+        """Ends, because the worker process has a newer stream."""
+
+
+@dataclass(slots=True, eq=False)
+class Session:
+    """One stream of one worker process."""
+
+    worker_id: str
+    instance_id: str
+    queues: tuple[str, ...]
+    handlers: tuple[str, ...]
+    slots: int
+    sdk: str
+    labels: Mapping[str, str]
+    outlet: Outlet
+    last_heartbeat_time_ms: int = 0
+    draining: bool = False
+    credit: int = 0  # nothing is assigned before the worker has said how much room it has
+    granting: int = 0
+    granting_bytes: int = 0
+    seq: int = 0  # of the newest Assignments
+    unseen: deque[tuple[int, int]] = field(default_factory=deque)  # (seq, items) since the credit
+    unseen_items: int = 0
+    turn: int = 0  # when it was last given something
+
+    def free(self) -> int:
+        return 0 if self.draining else self.credit - self.unseen_items - self.granting
+
+    def has_room(self) -> bool:
+        backlog_bytes = self.outlet.backlog_bytes() + self.granting_bytes
+        return self.free() > 0 and backlog_bytes < BACKLOG_BYTES_MAX
+
+    def offers(self, key: Key) -> bool:
+        return key[0] in self.queues and key[1] in self.handlers
+
+
+@dataclass(frozen=True)
+class WorkerInfo:
+    """A worker that has a session here."""
+
+    worker_id: str
+    instance_id: str
+    queues: tuple[str, ...]
+    handlers: tuple[str, ...]
+    slots: int
+    busy: int  # leases it holds
+    last_heartbeat_time_ms: int  # UTC milliseconds
+    draining: bool
+    sdk: str
+    labels: Mapping[str, str]
+
+
+class _Place(enum.Enum):
+    READY = enum.auto()
+    LATER = enum.auto()
+    BLOCKED = enum.auto()
+    GRANTING = enum.auto()
+
+
+@dataclass(frozen=True, slots=True)
+class _Pick:
+    run: str
+    job: str
+    alone: bool
+    session: Session
+    payload_bytes: int
+
+
+class Dispatcher:
+    """Gives the waiting runs of one replica to the workers that have a session with this node."""
+
+    def __init__(self, replica: Replica, leases: Leases) -> None:
+        self._replica = replica
+        self._leases = leases
+        self.progress: dict[str, float] = {}  # of leased runs, 0..1, as their workers last said
+        self._sessions: dict[str, Session] = {}  # by instance id
+        self._turns = itertools.count(1)
+        self._places: dict[str, _Place] = {}  # by run
+        self._ready: dict[Key, list[tuple[int, int, str]]] = {}  # heaps; may hold runs that left
+        self._later: list[tuple[int, str]] = []  # heap; may hold runs that left
+        self._blocked: dict[str, dict[Key, dict[str, None]]] = {}  # by job; oldest first
+        self._granting: dict[str, int] = {}  # grants on their way, by job
+        self._granting_alone: dict[str, None] = {}  # jobs of which one excludes all others
+        self._holders: dict[str, dict[str, int]] = {}  # tokens by run, by instance id
+        self._holder_of: dict[str, str] = {}  # instance id by run
+        self._cancelled: dict[str, int] = {}  # token by run, of what the worker was told to end
+        self._changed: dict[str, None] = {}  # runs to look at
+        self._wake = Wake()
+        self._tasks = Tasks()
+        self._loop: asyncio.Task[None] | None = None
+        replica.subscribe(self._on_changes)
+
+    @property
+    def started(self) -> bool:
+        """Whether sessions may be attached."""
+        return self._loop is not None
+
+    def start(self, term: int) -> None:
+        """Begins with the runs that the state holds, and no session."""
+        assert self._loop is None, f"term {term} began before the last one was over"
+        for memory in (
+            self.progress,
+            self._places,
+            self._ready,
+            self._blocked,
+            self._granting,
+            self._granting_alone,
+            self._holders,
+            self._holder_of,
+            self._cancelled,
+        ):
+            memory.clear()
+        self._later.clear()
+        state = self._replica.state
+        self._changed = dict.fromkeys(itertools.chain(state.leases, state.waiting))
+        self._loop = asyncio.ensure_future(repeat(self._pass, "dispatcher"))
+
+    async def stop(self) -> None:
+        """Redirects every worker; grants that are on their way may still be applied."""
+        if self._loop is None:
+            return
+        loop, self._loop = self._loop, None
+        for session in list(self._sessions.values()):
+            session.outlet.redirect()
+        self._sessions.clear()
+        loop.cancel()
+        await asyncio.gather(loop, return_exceptions=True)
+        await self._tasks.cancel()
+
+    # -- sessions ----------------------------------------------------------------------------------
+
+    def attach(self, session: Session) -> None:
+        """Takes a session in; an older one of the same worker process ends."""
+        assert self.started, "sessions are for the leader"
+        self.evict(session.instance_id)
+        self._sessions[session.instance_id] = session
+        for run in self._holders.get(session.instance_id, ()):
+            self._pass_on_cancel(run, again=True)
+        self._wake.set()
+
+    def detach(self, session: Session) -> None:
+        """Forgets a session. Its leases stay until they expire or are renewed by its next one."""
+        if self._sessions.get(session.instance_id) is session:
+            del self._sessions[session.instance_id]
+
+    def evict(self, instance_id: str) -> None:
+        """Ends the session of a worker process that has opened a newer stream."""
+        session = self._sessions.pop(instance_id, None)
+        if session is not None:
+            session.outlet.replaced()
+
+    def credit(self, session: Session, *, slots: int, seen_assign_seq: int) -> None:
+        """Takes in how many slots are free after the assignments up to `seen_assign_seq`."""
+        session.credit = slots
+        while session.unseen and session.unseen[0][0] <= seen_assign_seq:
+            session.unseen_items -= session.unseen.popleft()[1]
+        self._wake.set()
+
+    def drain(self, session: Session) -> None:
+        """Gives the session nothing more."""
+        session.draining = True
+
+    def drained_backlog(self) -> None:
+        """Tells that frames of a session have left, so that it may have room again."""
+        self._wake.set()
+
+    def workers(self) -> list[WorkerInfo]:
+        """The workers with a session, by worker id."""
+        found = [
+            WorkerInfo(
+                session.worker_id,
+                session.instance_id,
+                session.queues,
+                session.handlers,
+                session.slots,
+                len(self._holders.get(session.instance_id, ())),
+                session.last_heartbeat_time_ms,
+                session.draining,
+                session.sdk,
+                session.labels,
+            )
+            for session in self._sessions.values()
+        ]
+        return sorted(found, key=lambda worker: (worker.worker_id, worker.instance_id))
+
+    def explain(self, run: Run) -> str:
+        """Why a run waits, for people; "" when it does not, or when only the leader knows."""
+        if run.state is RunState.LEASED or run.state in FINAL_STATES:
+            return ""
+        state, now_ms = self._replica.state, self._replica.clock.now_ms()
+        if run.ready_time_ms > now_ms:
+            if run.state is RunState.RETRY_WAIT:
+                most = state.spec_of(run).retry.max_attempts
+                attempt = f"attempt {run.attempt_count + 1} of {most}"
+                return f"waits until {_utc(run.ready_time_ms)} for {attempt}"
+            return f"due at {_utc(run.ready_time_ms)}"
+        other = rules.excluded_by(state, run)
+        if other is not None:
+            return f"waits for run {other} of the same job to end"
+        if not self.started:
+            return ""
+        return self._explain_ready(run, state.spec_of(run))
+
+    def _explain_ready(self, run: Run, spec: JobSpec) -> str:
+        offering = [s for s in self._sessions.values() if s.offers((spec.queue, spec.handler))]
+        if not offering:
+            return f"no worker offers handler {spec.handler!r} on queue {spec.queue!r}"
+        taking = [session for session in offering if not session.draining]
+        if not taking:
+            return (
+                f"all workers that offer handler {spec.handler!r} on queue {spec.queue!r} "
+                "are draining"
+            )
+        if not any(session.has_room() for session in taking):
+            slots = sum(session.slots for session in taking)
+            return f"all {slots} slots of the workers that offer handler {spec.handler!r} are busy"
+        if self._places.get(run.name) is _Place.BLOCKED:
+            return "waits for another run of the same job that is being given to a worker"
+        return "is being given to a worker"
+
+    # -- the loop ----------------------------------------------------------------------------------
+
+    def _on_changes(self, changes: Changes) -> None:
+        if self._loop is not None and changes.runs:
+            self._changed.update(dict.fromkeys(changes.runs))
+            self._wake.set()
+
+    async def _pass(self) -> None:
+        """Takes in what changed, then proposes a batch of grants or sleeps until it may matter."""
+        await self._take_in_changes()
+        self._ripen()
+        if len(self._tasks) < BATCHES_IN_FLIGHT_MAX:
+            picks = self._pick()
+            if picks:
+                self._tasks.spawn(self._grant(picks), "a batch of grants")
+                await asyncio.sleep(0)
+                return
+        if not self._changed:
+            await self._wake.wait(self._sleep_ms())
+
+    def _sleep_ms(self) -> int | None:
+        if not self._later:
+            return None
+        return max(1, min(self._later[0][0] - self._replica.clock.now_ms(), SLEEP_MS_MAX))
+
+    async def _take_in_changes(self) -> None:
+        clock = self._replica.clock
+        began_ms = clock.elapsed_ms()
+        steps = 0
+        while self._changed:
+            name = next(iter(self._changed))
+            del self._changed[name]
+            self._look_at(name)
+            steps += 1
+            if steps % SLICE_STEPS == 0 and clock.elapsed_ms() - began_ms >= SLICE_MS:
+                await asyncio.sleep(0)
+                began_ms = clock.elapsed_ms()
+
+    def _look_at(self, name: str) -> None:
+        """Puts a run where it belongs now, and those that it may have kept waiting."""
+        run = self._replica.state.runs.get(name)
+        self._note_holder(name, run)
+        if run is None or run.state not in (RunState.PENDING, RunState.RETRY_WAIT):
+            if self._places.get(name) is not _Place.GRANTING:
+                self._leave(name)
+        else:
+            self._put(run)
+        self._look_again(_job_of(name))
+
+    def _put(self, run: Run) -> None:
+        """Finds the place of a waiting run."""
+        if self._places.get(run.name) is _Place.GRANTING:
+            return  # placed when the answer is here
+        state, now_ms = self._replica.state, self._replica.clock.now_ms()
+        spec = state.spec_of(run)
+        key = (spec.queue, spec.handler)
+        if run.ready_time_ms > now_ms:
+            self._leave(run.name)
+            self._put_later(run.name, run.ready_time_ms)
+        elif rules.blocked(state, run, now_ms=now_ms) is not None or self._grant_excludes(
+            run.job, alone=not rules.may_overlap(state, run)
+        ):
+            if self._places.get(run.name) is not _Place.BLOCKED:
+                self._leave(run.name)
+                self._places[run.name] = _Place.BLOCKED
+                self._blocked.setdefault(run.job, {}).setdefault(key, {})[run.name] = None
+        elif self._places.get(run.name) is not _Place.READY:
+            self._leave(run.name)
+            self._places[run.name] = _Place.READY
+            order = (-spec.priority, run.due_time_ms, run.name)
+            heapq.heappush(self._ready.setdefault(key, []), order)
+
+    def _put_later(self, name: str, at_ms: int) -> None:
+        self._places[name] = _Place.LATER
+        heapq.heappush(self._later, (at_ms, name))
+
+    def _leave(self, name: str) -> None:
+        """Takes a run out of its place; heaps drop it when it comes up."""
+        place = self._places.pop(name, None)
+        if place is not _Place.BLOCKED:
+            return
+        job = _job_of(name)
+        by_key = self._blocked[job]
+        for key, names in by_key.items():
+            if name in names:
+                del names[name]
+                if not names:
+                    del by_key[key]
+                break
+        if not by_key:
+            del self._blocked[job]
+
+    def _look_again(self, job: str) -> None:
+        """Makes ready what nothing excludes any more.
+
+        Of runs that exclude each other only the first of each queue and handler: the others would
+        be blocked again by it, and there may be many.
+        """
+        if job not in self._blocked:
+            return
+        state, now_ms = self._replica.state, self._replica.clock.now_ms()
+        for key in list(self._blocked[job]):
+            for name in list(itertools.islice(self._blocked.get(job, {}).get(key, ()), BATCH_MAX)):
+                if name not in state.waiting:
+                    continue  # its own change is still to be looked at
+                run = state.runs[name]
+                alone = not rules.may_overlap(state, run)
+                if rules.blocked(state, run, now_ms=now_ms) is not None:
+                    break
+                if self._grant_excludes(job, alone=alone):
+                    break
+                self._put(run)
+                if alone:
+                    break
+
+    def _grant_excludes(self, job: str, *, alone: bool) -> bool:
+        """Whether a grant that is on its way excludes another one of the same job."""
+        return job in self._granting_alone or (alone and job in self._granting)
+
+    def _ripen(self) -> None:
+        """Puts anew what waited for an instant that has come."""
+        state, now_ms = self._replica.state, self._replica.clock.now_ms()
+        for _ in range(BATCH_MAX):
+            if not self._later or self._later[0][0] > now_ms:
+                return
+            _, name = heapq.heappop(self._later)
+            if self._places.get(name) is _Place.LATER and name in state.waiting:
+                self._put(state.runs[name])
+        self._wake.set()
+
+    # -- who gets what -----------------------------------------------------------------------------
+
+    def _pick(self) -> list[_Pick]:
+        """Chooses runs for sessions with room, the least loaded first and in turns."""
+        picks: list[_Pick] = []
+        clock = self._replica.clock
+        began_ms = clock.elapsed_ms()
+        offers = [
+            (self._load(session), session.turn, order, session)
+            for order, session in enumerate(self._sessions.values())
+            if session.has_room()
+        ]
+        heapq.heapify(offers)
+        while offers and len(picks) < BATCH_MAX:
+            _, _, order, session = heapq.heappop(offers)
+            pick = self._pick_for(session)
+            if pick is None:
+                continue
+            picks.append(pick)
+            session.granting += 1
+            session.granting_bytes += pick.payload_bytes
+            session.turn = next(self._turns)
+            if session.has_room():
+                heapq.heappush(offers, (self._load(session), session.turn, order, session))
+            if len(picks) % SLICE_STEPS == 0 and clock.elapsed_ms() - began_ms >= SLICE_MS:
+                break
+        return picks
+
+    def _load(self, session: Session) -> float:
+        held = len(self._holders.get(session.instance_id, ()))
+        return (held + session.granting) / session.slots
+
+    def _pick_for(self, session: Session) -> _Pick | None:
+        """Takes the first run in the ready order that a session offers to work on."""
+        state = self._replica.state
+        while True:
+            heads = ((heap[0], key) for key, heap in self._heaps_of(session))
+            first = min(heads, default=None)
+            if first is None:
+                return None
+            (_, _, name), key = first
+            self._pop_ready(key)
+            run = state.runs[name]
+            spec = state.spec_of(run)
+            alone = not rules.may_overlap(state, run)
+            if self._grant_excludes(run.job, alone=alone) or (
+                alone and rules.excluded_by(state, run) is not None
+            ):
+                del self._places[name]
+                self._put(run)  # among the blocked
+                continue
+            self._places[name] = _Place.GRANTING
+            self._granting[run.job] = self._granting.get(run.job, 0) + 1
+            if alone:
+                self._granting_alone[run.job] = None
+            payload = spec.payload if run.payload is None else run.payload
+            return _Pick(name, run.job, alone, session, len(payload))
+
+    def _heaps_of(self, session: Session) -> Iterator[tuple[Key, list[tuple[int, int, str]]]]:
+        """The heaps of what a session offers, each with a run at its head that is really ready."""
+        if len(session.queues) * len(session.handlers) <= len(self._ready):
+            keys = [
+                key
+                for key in itertools.product(session.queues, session.handlers)
+                if key in self._ready
+            ]
+        else:
+            keys = [key for key in self._ready if session.offers(key)]
+        for key in keys:
+            heap = self._ready[key]
+            while heap and not self._is_ready(heap[0][2]):
+                heapq.heappop(heap)
+            if heap:
+                yield key, heap
+            else:
+                del self._ready[key]
+
+    def _is_ready(self, name: str) -> bool:
+        return self._places.get(name) is _Place.READY and name in self._replica.state.waiting
+
+    def _pop_ready(self, key: Key) -> None:
+        heap = self._ready[key]
+        heapq.heappop(heap)
+        if not heap:
+            del self._ready[key]
+
+    async def _grant(self, picks: list[_Pick]) -> None:
+        """Proposes grants; those that were applied go to their workers, the others back."""
+        grants = [
+            Grant(pick.run, pick.session.worker_id, pick.session.instance_id) for pick in picks
+        ]
+        results: list[Result] | None = None
+        try:
+            results = await self._replica.execute_many(grants)
+        except RaftError as error:
+            # If they are applied after all, their leases are never acknowledged and soon released.
+            log.info("%d grants are open: %s", len(grants), error)
+            await asyncio.sleep(RETRY_MS / 1_000)
+        finally:
+            for pick in picks:
+                self._end_granting(pick)
+        if results is not None:
+            self._assign(picks, results)
+        for pick in picks:
+            self._look_again(pick.job)
+        self._wake.set()
+
+    def _end_granting(self, pick: _Pick) -> None:
+        pick.session.granting -= 1
+        pick.session.granting_bytes -= pick.payload_bytes
+        self._granting[pick.job] -= 1
+        if not self._granting[pick.job]:
+            del self._granting[pick.job]
+        if pick.alone:
+            del self._granting_alone[pick.job]
+        self._places.pop(pick.run, None)
+        run = self._replica.state.runs.get(pick.run)
+        if run is not None and run.name in self._replica.state.waiting:
+            self._put(run)
+
+    def _assign(self, picks: list[_Pick], results: list[Result]) -> None:
+        by_session: dict[str, tuple[Session, list[Run]]] = {}
+        lost: list[Release] = []
+        for pick, result in zip(picks, results, strict=True):
+            if isinstance(result, Rejected):
+                self._refused(pick, result)
+                continue
+            granted = result.value
+            assert isinstance(granted, Run), f"a grant gave {granted!r}"
+            run = self._replica.state.runs.get(pick.run)
+            if run is None or run.last_token != granted.last_token or run.lease is None:
+                continue  # ended in the meantime
+            if self._sessions.get(pick.session.instance_id) is not pick.session:
+                lost.append(Release(run.name, run.last_token, "its worker's session ended"))
+            elif run.cancel_requested:
+                lost.append(Release(run.name, run.last_token, run.reason))
+            else:
+                _, runs = by_session.setdefault(pick.session.instance_id, (pick.session, []))
+                runs.append(run)
+        for session, runs in by_session.values():
+            self._send(session, runs)
+        if lost:
+            self._leases.end_soon(lost)
+
+    def _refused(self, pick: _Pick, rejected: Rejected) -> None:
+        if self._places.get(pick.run) is not _Place.READY:
+            return  # blocked, later or gone: the state says why
+        if rejected.reason not in (Reason.BLOCKED, Reason.NOT_DUE):
+            log.error("granting %s was refused: %s", pick.run, rejected.message)
+        self._put_later(pick.run, self._replica.clock.now_ms() + AGAIN_MS)
+
+    def _send(self, session: Session, runs: list[Run]) -> None:
+        state = self._replica.state
+        frame: list[tuple[Run, JobSpec]] = []
+        frame_bytes = 0
+        for run in runs:
+            spec = state.spec_of(run)
+            payload_bytes = len(spec.payload if run.payload is None else run.payload)
+            if frame and frame_bytes + payload_bytes > FRAME_BYTES_MAX:
+                self._send_frame(session, frame)
+                frame, frame_bytes = [], 0
+            frame.append((run, spec))
+            frame_bytes += payload_bytes
+        self._send_frame(session, frame)
+
+    def _send_frame(self, session: Session, frame: list[tuple[Run, JobSpec]]) -> None:
+        session.seq += 1
+        session.unseen.append((session.seq, len(frame)))
+        session.unseen_items += len(frame)
+        session.outlet.assign(session.seq, frame)
+
+    # -- who holds what ----------------------------------------------------------------------------
+
+    def _note_holder(self, name: str, run: Run | None) -> None:
+        lease = None if run is None else run.lease
+        holder = self._holder_of.pop(name, None)
+        if holder is not None:
+            held = self._holders[holder]
+            del held[name]
+            if not held:
+                del self._holders[holder]
+        if lease is None:
+            self.progress.pop(name, None)
+            self._cancelled.pop(name, None)
+            return
+        self._holder_of[name] = lease.instance_id
+        self._holders.setdefault(lease.instance_id, {})[name] = lease.token
+        self._pass_on_cancel(name, again=False)
+
+    def _pass_on_cancel(self, name: str, *, again: bool) -> None:
+        """Tells the holder of a run that was asked to end; once per session and lease."""
+        run = self._replica.state.runs.get(name)
+        if run is None or run.lease is None or not run.cancel_requested:
+            return
+        session = self._sessions.get(run.lease.instance_id)
+        if session is None or (self._cancelled.get(name) == run.lease.token and not again):
+            return
+        self._cancelled[name] = run.lease.token
+        session.outlet.cancel(name, run.lease.attempt, run.lease.token, run.reason)
+
+
+def _job_of(run: str) -> str:
+    return run.rpartition("/")[0]
+
+
+def _utc(time_ms: int) -> str:
+    at = datetime.fromtimestamp(time_ms // 1_000, UTC)
+    return f"{at:%Y-%m-%dT%H:%M:%S}.{time_ms % 1_000:03}Z"

@@ -1,0 +1,341 @@
+"""How long each lease has left, on the leader alone: renewals, expiries, and when to trust them.
+
+Owns lease time. Refuses to write renewals into the log: only the end of a lease is logged, and what
+it means for the run is core/lease.py's.
+
+- Lease time is the leader's own monotonic time, of which at most half a second counts between two
+  looks at the clock, and after a longer gap nothing expires until sockets have been read: a leader
+  that was frozen must not take the workers' silence for theirs.
+- A new leader gives every lease of the state one full duration. It cannot know when a lease was
+  last renewed, and too long is safe where too short is not.
+- An assignment is held for 2 s only, until a heartbeat names it. Then it is released: its attempt
+  never began.
+- A renewal gives the full duration or nothing: what a worker was once promised must hold.
+- A lease stops being renewed a grace after its run was asked to end, or was due to be over by its
+  attempt timeout. So a worker that cannot stop its handler does not hold its job for ever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tocsin_node.clock import ClusterClock
+from tocsin_node.core.command import Expire, Release
+from tocsin_node.core.model import Lease, Run
+from tocsin_node.core.result import Rejected, Result
+from tocsin_node.leader.wake import RETRY_MS, Tasks, Wake, repeat
+from tocsin_node.raft.errors import RaftError
+from tocsin_node.replica import Changes, Replica
+
+UNCONFIRMED_MS = 2_000  # from the grant to the first heartbeat that names it
+RENEWAL_GRACE_MS = 30_000  # after a cancel request or the attempt timeout
+STALL_MS = 500  # most lease time that passes between two looks at the clock
+PULSE_MS = 250  # longest sleep while anything is leased, so that a stall is told from waiting
+CONFIRM_TIMEOUT_S = 2.0  # for a round that confirms leadership
+ENDS_MAX = 1_000  # leases that are ended by one proposal
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Live:
+    """A lease that the state holds; instants are lease time."""
+
+    token: int
+    instance_id: str
+    worker_id: str
+    duration_ms: int
+    deadline_ms: int
+    queued_ms: int  # its place in the heap of deadlines
+    renewable_until_ms: int
+    confirmed: bool
+    cancel_seen: bool = False
+    ending: bool = False  # its end may be on its way, so no renewal counts any more
+
+
+class LeaseTime:
+    """The leader's monotonic time, as far as the node was there to see it pass."""
+
+    def __init__(self, clock: ClusterClock) -> None:
+        self._clock = clock
+        self._looked_ms = clock.elapsed_ms()
+        self.now_ms = 0
+
+    def advance(self) -> bool:
+        """Counts the time since the last look, half a second at most; whether there was more."""
+        elapsed_ms = self._clock.elapsed_ms()
+        passed_ms, self._looked_ms = elapsed_ms - self._looked_ms, elapsed_ms
+        self.now_ms += min(passed_ms, STALL_MS)
+        return passed_ms > STALL_MS
+
+    def skip(self) -> None:
+        """Goes on from here: nobody needed the time since the last look."""
+        self._looked_ms = self._clock.elapsed_ms()
+
+
+class Leases:
+    """The live leases of one replica while its node leads."""
+
+    def __init__(self, replica: Replica) -> None:
+        self._replica = replica
+        self._time = LeaseTime(replica.clock)
+        self._calm_ms = 0  # nothing expires before this instant of lease time
+        self._live: dict[str, _Live] = {}  # by run
+        self._deadlines: list[tuple[int, str, int]] = []  # heap of (queued_ms, run, token)
+        self._wake = Wake()
+        self._tasks = Tasks()
+        self._loop: asyncio.Task[None] | None = None
+        self._round: asyncio.Future[None] | None = None  # confirms leadership at this moment
+        self._next_round: asyncio.Future[None] | None = None
+        replica.subscribe(self._on_changes)
+
+    def start(self, term: int) -> None:
+        """Continues every lease of the state with one full duration."""
+        assert self._loop is None, f"term {term} began before the last one was over"
+        self._live.clear()
+        self._deadlines.clear()
+        self._time.skip()
+        self._calm_ms = self._time.now_ms
+        state = self._replica.state
+        for name in state.leases:
+            run = state.runs[name]
+            assert run.lease is not None, f"{name} is among the leases without one"
+            self._watch(run, run.lease, left_ms=run.lease.duration_ms, confirmed=True)
+        self._loop = asyncio.ensure_future(repeat(self._pass, "leases"))
+
+    async def stop(self) -> None:
+        """Ends at once; no renewal is acknowledged after it."""
+        if self._loop is None:
+            return
+        loop, self._loop = self._loop, None
+        loop.cancel()
+        await asyncio.gather(loop, return_exceptions=True)
+        await self._tasks.cancel()
+        self._live.clear()
+
+    # -- renewal -----------------------------------------------------------------------------------
+
+    def granted(self, run: Run) -> None:
+        """Watches the lease of a run that was just granted; its assignment is not confirmed yet."""
+        assert run.lease is not None, f"{run.name} was granted without a lease"
+        self._watch(run, run.lease, left_ms=UNCONFIRMED_MS, confirmed=False)
+        self._wake.set()
+
+    def renew(self, run: str, token: int, instance_id: str) -> bool:
+        """Takes in that a worker process spoke for a lease; also confirms its assignment.
+
+        The worker may be told so only after `confirm`, begun after its words came in, and if the
+        lease still `holds` then.
+
+        Returns:
+            Whether the lease has its full duration from now; if not, the worker must stop.
+        """
+        self._advance()
+        live = self._live.get(run)
+        now_ms = self._time.now_ms
+        if (
+            live is None
+            or live.token != token
+            or live.instance_id != instance_id
+            or live.ending
+            or self._replica.state.leases.get(run) != token
+            or now_ms >= live.renewable_until_ms
+        ):
+            return False
+        live.confirmed = True
+        live.deadline_ms = now_ms + live.duration_ms
+        if live.deadline_ms < live.queued_ms:  # shorter than the time to confirm
+            self._queue(run, live)
+        return True
+
+    def holds(self, run: str, token: int, instance_id: str) -> bool:
+        """Whether a lease is alive, of that worker process, and nothing may be about to end it."""
+        live = self._live.get(run)
+        return (
+            live is not None
+            and live.token == token
+            and live.instance_id == instance_id
+            and not live.ending
+        )
+
+    async def confirm(self) -> None:
+        """Returns once a majority has confirmed, in a round begun after the call, that we lead.
+
+        Callers that come while a round is under way share the next one.
+
+        Raises:
+            RaftError: this node does not lead, or no majority answered in time.
+        """
+        if self._round is None:
+            self._round = self._begin_round()
+            await asyncio.shield(self._round)
+            return
+        if self._next_round is None:
+            self._next_round = asyncio.get_running_loop().create_future()
+        await asyncio.shield(self._next_round)
+
+    def _begin_round(self) -> asyncio.Future[None]:
+        round_ = asyncio.ensure_future(
+            self._replica.engine.confirm_leadership(timeout=CONFIRM_TIMEOUT_S)
+        )
+        round_.add_done_callback(self._round_over)
+        return round_
+
+    def _round_over(self, over: asyncio.Future[None]) -> None:
+        if over is not self._round:
+            return
+        self._round = None
+        if not over.cancelled():
+            over.exception()  # those who wait have it; if nobody waits any more, that is fine
+        waiting, self._next_round = self._next_round, None
+        if waiting is None:
+            return
+        self._round = self._begin_round()
+        self._round.add_done_callback(lambda done: _pass_on(done, waiting))
+
+    # -- ends --------------------------------------------------------------------------------------
+
+    def seal(self, ends: Sequence[Expire | Release]) -> None:
+        """Refuses renewals of leases that are about to be ended, from now on."""
+        for command in ends:
+            live = self._live.get(command.run)
+            if live is not None and live.token == command.token:
+                live.ending = True
+
+    async def end(self, ends: Sequence[Expire | Release]) -> list[Result]:
+        """Ends leases through the log; none of them is renewed from now on.
+
+        Repeats itself while an outcome is open; the token makes a repeat harmless, which answers
+        FENCED if the first try had counted.
+
+        Raises:
+            RaftError: this node does not lead any more.
+        """
+        self.seal(ends)
+        while True:
+            try:
+                return await self._replica.execute_many(ends, reserved=True)
+            except RaftError as error:
+                if self._loop is None:
+                    raise
+                log.info("the end of %d leases is open: %s", len(ends), error)
+                await asyncio.sleep(RETRY_MS / 1_000)
+
+    def end_soon(self, ends: Sequence[Expire | Release]) -> None:
+        """As `end`, for who does not wait for it."""
+        self._tasks.spawn(self._end_logged(ends), "the end of leases")
+
+    async def _end_logged(self, ends: Sequence[Expire | Release]) -> None:
+        for command, result in zip(ends, await self.end(ends), strict=True):
+            live = self._live.get(command.run)
+            if isinstance(result, Rejected) and live is not None and live.token == command.token:
+                # Nothing but its end takes a lease out of the state, and its end was refused.
+                log.error("the lease of %s cannot be ended: %s", command.run, result.message)
+
+    async def _pass(self) -> None:
+        """Ends what is overdue, then sleeps until the next deadline or pulse."""
+        self._advance()
+        ends = self._overdue()
+        if ends:
+            self.end_soon(ends)
+        if len(ends) == ENDS_MAX:
+            await asyncio.sleep(0)
+            return
+        await self._wake.wait(self._sleep_ms())
+
+    def _overdue(self) -> list[Expire | Release]:
+        ends: list[Expire | Release] = []
+        now_ms = self._time.now_ms
+        if now_ms < self._calm_ms:
+            return ends
+        while self._deadlines and self._deadlines[0][0] <= now_ms and len(ends) < ENDS_MAX:
+            queued_ms, run, token = heapq.heappop(self._deadlines)
+            live = self._live.get(run)
+            if live is None or (live.token, live.queued_ms) != (token, queued_ms) or live.ending:
+                continue
+            if live.deadline_ms > now_ms:
+                self._queue(run, live)
+                continue
+            live.ending = True
+            if live.confirmed:
+                ends.append(Expire(run, token))
+            else:
+                why = f"worker {live.worker_id} did not acknowledge the assignment"
+                ends.append(Release(run, token, why))
+        return ends
+
+    def _sleep_ms(self) -> int | None:
+        if not self._live:
+            return None
+        next_ms = self._deadlines[0][0] if self._deadlines else self._time.now_ms + PULSE_MS
+        # A deadline that has passed waits for the calm after a stall.
+        return max(1, min(max(next_ms, self._calm_ms) - self._time.now_ms, PULSE_MS))
+
+    # -- bookkeeping -------------------------------------------------------------------------------
+
+    def _on_changes(self, changes: Changes) -> None:
+        if self._loop is None:
+            return
+        runs = self._replica.state.runs
+        for name in changes.runs:
+            run = runs.get(name)
+            live = self._live.get(name)
+            if run is None or run.lease is None:
+                if live is not None:
+                    del self._live[name]
+            elif live is None or live.token != run.lease.token:
+                self.granted(run)
+            elif run.cancel_requested and not live.cancel_seen:
+                self._advance()
+                self._note_cancel(live)
+
+    def _watch(self, run: Run, lease: Lease, *, left_ms: int, confirmed: bool) -> None:
+        self._advance()
+        now_ms = self._time.now_ms
+        attempt_age_ms = max(0, self._replica.clock.now_ms() - lease.grant_time_ms)
+        timeout_ms = self._replica.state.spec_of(run).attempt_timeout_ms
+        live = _Live(
+            token=lease.token,
+            instance_id=lease.instance_id,
+            worker_id=lease.worker_id,
+            duration_ms=lease.duration_ms,
+            deadline_ms=now_ms + left_ms,
+            queued_ms=0,
+            renewable_until_ms=now_ms + timeout_ms + RENEWAL_GRACE_MS - attempt_age_ms,
+            confirmed=confirmed,
+        )
+        if run.cancel_requested:
+            self._note_cancel(live)
+        self._live[run.name] = live
+        self._queue(run.name, live)
+
+    def _note_cancel(self, live: _Live) -> None:
+        live.cancel_seen = True
+        live.renewable_until_ms = min(live.renewable_until_ms, self._time.now_ms + RENEWAL_GRACE_MS)
+
+    def _queue(self, run: str, live: _Live) -> None:
+        """Each lease has one valid place in the heap; a renewal moves it only when it comes up."""
+        live.queued_ms = live.deadline_ms
+        heapq.heappush(self._deadlines, (live.queued_ms, run, live.token))
+
+    def _advance(self) -> None:
+        if not self._live:
+            self._time.skip()
+        elif self._time.advance():
+            self._calm_ms = self._time.now_ms + PULSE_MS
+
+
+def _pass_on(done: asyncio.Future[None], waiting: asyncio.Future[None]) -> None:
+    if waiting.done():
+        return
+    if done.cancelled():
+        waiting.cancel()
+    elif (error := done.exception()) is not None:
+        waiting.set_exception(error)
+        waiting.exception()  # told even if nobody waits any more
+    else:
+        waiting.set_result(None)

@@ -1,0 +1,171 @@
+"""Fires what is due: decides jobs at their instants and proposes the decisions.
+
+Owns when a job is looked at, and that a job has one decision on its way at a time. Refuses to
+decide itself (planner.py does) and to count on being alone: a decision names the mark it was made
+on, so repeating one, or a second leader's, changes nothing.
+
+It sleeps until the next due time and is woken by changes of jobs; there is no tick. One sleep lasts
+at most two seconds, because cluster time follows the wall clock, and when somebody sets that clock
+no timer says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+
+from tocsin_node import planner
+from tocsin_node.core.command import Fire
+from tocsin_node.core.model import SECOND_MS, Job
+from tocsin_node.core.result import Reason, Rejected
+from tocsin_node.leader.wake import RETRY_MS, SLEEP_MS_MAX, Tasks, Wake, repeat
+from tocsin_node.raft.errors import RaftError
+from tocsin_node.replica import Changes, Replica
+
+BATCH_MAX = 1_000
+BATCHES_IN_FLIGHT_MAX = 4
+BACKLOG_MAX = 10_000  # due jobs that are read from the state at a time
+SLICE_MS = 4  # planning between two turns of the event loop
+CROWDED_MS = 20  # longest sleep when more jobs are due within a second than are looked at
+NOT_DUE_MS = 50  # the entry was stamped before the decision: hardly ever, and soon over
+
+log = logging.getLogger(__name__)
+
+
+class Ticker:
+    """Fires the jobs of one replica while its node leads."""
+
+    def __init__(self, replica: Replica) -> None:
+        self._replica = replica
+        self._wake = Wake()
+        self._tasks = Tasks()
+        self._loop: asyncio.Task[None] | None = None
+        self._backlog: deque[Job] = deque()
+        self._in_flight: set[str] = set()  # jobs with a decision on its way; asked, never walked
+        self._unplannable: dict[str, Job] = {}  # left alone until they change
+        replica.subscribe(self._on_changes)
+
+    def start(self, term: int) -> None:
+        """Begins to fire, each job from its mark."""
+        assert self._loop is None, f"term {term} began before the last one was over"
+        self._backlog.clear()
+        self._in_flight.clear()
+        self._unplannable.clear()
+        self._loop = asyncio.ensure_future(repeat(self._pass, "ticker"))
+
+    async def stop(self) -> None:
+        """Ends at once; decisions that are on their way may still be applied."""
+        if self._loop is None:
+            return
+        loop, self._loop = self._loop, None
+        loop.cancel()
+        await asyncio.gather(loop, return_exceptions=True)
+        await self._tasks.cancel()
+
+    def _on_changes(self, changes: Changes) -> None:
+        if self._loop is not None and changes.jobs:
+            self._wake.set()
+
+    async def _pass(self) -> None:
+        """Proposes one batch of what is due now, or sleeps until something may be."""
+        if len(self._tasks) >= BATCHES_IN_FLIGHT_MAX:
+            await self._wake.wait(None)
+            return
+        if not self._backlog:
+            self._refill()
+        batch = await self._plan()
+        if batch:
+            self._in_flight.update(fire.name for fire in batch)
+            self._tasks.spawn(self._propose(batch), "a proposal of the ticker")
+        elif not self._backlog:
+            await self._wake.wait(self._sleep_ms())
+
+    def _refill(self) -> None:
+        skipped = len(self._in_flight) + len(self._unplannable)
+        due = self._replica.state.due_jobs(self._replica.clock.now_ms(), BACKLOG_MAX + skipped)
+        self._backlog.extend(job for job in due if self._may_plan(job))
+
+    def _may_plan(self, job: Job) -> bool:
+        return job.name not in self._in_flight and self._unplannable.get(job.name) is not job
+
+    async def _plan(self) -> list[Fire]:
+        """Decides jobs of the backlog, giving way to the rest of the node between slices."""
+        state, clock = self._replica.state, self._replica.clock
+        batch: dict[str, Fire] = {}
+        began_ms = clock.elapsed_ms()
+        while self._backlog and len(batch) < BATCH_MAX:
+            job = self._backlog.popleft()
+            if state.jobs.get(job.name) is not job or not self._may_plan(job):
+                continue  # it changed since it was found due; if it still is, it is found again
+            fire = self._decide(job, clock.now_ms())
+            if fire is not None:
+                batch[job.name] = fire
+            if clock.elapsed_ms() - began_ms >= SLICE_MS:
+                await asyncio.sleep(0)
+                began_ms = clock.elapsed_ms()
+        return list(batch.values())
+
+    def _decide(self, job: Job, now_ms: int) -> Fire | None:
+        """One job's decision; a job that cannot be decided must not keep the others from firing."""
+        try:
+            decisions, plan = planner.due(job, now_ms)
+        except Exception:
+            log.exception("job %s cannot be planned; it is left alone until it changes", job.name)
+            self._unplannable[job.name] = job
+            return None
+        if not decisions and plan.mark_time_ms == job.mark_time_ms:
+            log.error("job %s is due at %s, yet nothing is", job.name, job.due_time_ms)
+            self._unplannable[job.name] = job
+            return None
+        self._unplannable.pop(job.name, None)
+        return Fire(job.name, job.uid, job.version, job.mark_time_ms, decisions, plan)
+
+    async def _propose(self, batch: list[Fire]) -> None:
+        """Proposes decisions. Whatever comes of it, what is still due then is decided anew."""
+        try:
+            results = await self._replica.execute_many(batch, reserved=True)
+            refused = [
+                (fire, result)
+                for fire, result in zip(batch, results, strict=True)
+                if isinstance(result, Rejected)
+            ]
+            for fire, rejected in refused:
+                if rejected.reason not in (
+                    Reason.STALE_PLAN,
+                    Reason.JOB_NOT_FOUND,
+                    Reason.NOT_DUE,
+                ):
+                    log.error("firing %s was refused: %s", fire.name, rejected.message)
+                    self._leave_alone(fire.name)
+            if any(rejected.reason is Reason.NOT_DUE for _, rejected in refused):
+                await asyncio.sleep(NOT_DUE_MS / 1_000)
+        except RaftError as error:
+            log.info("%d decisions are open: %s", len(batch), error)
+            await asyncio.sleep(RETRY_MS / 1_000)
+        finally:
+            self._in_flight.difference_update(fire.name for fire in batch)
+            self._wake.set()
+
+    def _leave_alone(self, name: str) -> None:
+        job = self._replica.state.jobs.get(name)
+        if job is not None:
+            self._unplannable[name] = job
+
+    def _sleep_ms(self) -> int | None:
+        """How long nothing can come due; None: until a job changes."""
+        state, now_ms = self._replica.state, self._replica.clock.now_ms()
+        second_ms = state.next_due_ms()
+        if second_ms is None:
+            return None
+        if second_ms > now_ms:
+            return min(second_ms - now_ms, SLEEP_MS_MAX)
+        # Jobs are kept by the second they are due in, and this one has begun. Those that are due
+        # already are on their way, and wake the loop when they are done.
+        found = state.due_jobs(now_ms + SECOND_MS, BACKLOG_MAX)
+        later_ms = [
+            job.due_time_ms - now_ms
+            for job in found
+            if job.due_time_ms is not None and job.due_time_ms > now_ms
+        ]
+        return min([*later_ms, SECOND_MS if len(found) < BACKLOG_MAX else CROWDED_MS])
