@@ -261,6 +261,7 @@ def from_run(message: run_pb2.Run) -> Run:
         revision=message.revision,
         attempt_count=message.attempt_count,
         max_attempts=message.max_attempts,
+        refused_report_count=message.refused_report_count,
     )
 
 

@@ -211,6 +211,7 @@ class Run:
             count is exact up to 1,000 and a floor beyond.
         state_reason: why it failed, was cancelled, or still waits.
         revision: log index of the last entry that changed it.
+        refused_report_count: reports about it that came after their lease was over.
     """
 
     name: str
@@ -236,6 +237,7 @@ class Run:
     revision: int
     attempt_count: int
     max_attempts: int
+    refused_report_count: int
 
     @property
     def job(self) -> str:
