@@ -1,4 +1,4 @@
-"""`tocsin demo`: the demonstration itself is in `tocsin_node.demo`."""
+"""`tocsin demo`: the demonstration itself is in `tocsin_node.demo.story`."""
 
 from __future__ import annotations
 
@@ -24,4 +24,4 @@ def demo(ctx: click.Context, arguments: tuple[str, ...]) -> None:
       tocsin demo
     """
     need_node("tocsin demo")
-    ctx.exit(importlib.import_module("tocsin_node.demo").main(list(arguments)))
+    ctx.exit(importlib.import_module("tocsin_node.demo.story").main(list(arguments)))
