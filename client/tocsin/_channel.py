@@ -165,7 +165,7 @@ class Pool:
                     timeout=within,
                     request_id=_request_id(request),
                 )
-            avoid = self._after(result, again)
+            avoid = self.take_hint(result, again)
             await asyncio.sleep(again.pause)
 
     async def stream(
@@ -217,7 +217,7 @@ class Pool:
             if not started and time.monotonic() + again.pause >= deadline:
                 what = _method_name(request())
                 raise _retry.out_of_time(retry.failures, what=what, timeout=within, request_id=None)
-            avoid = self._after(failure, again)
+            avoid = self.take_hint(failure, again)
             await asyncio.sleep(again.pause)
 
     def session(self, node: str) -> SessionStream:
@@ -295,7 +295,7 @@ class Pool:
             return self._decode(node, error)
         return response
 
-    def _after(self, failure: Failure, again: Again) -> str | None:
+    def take_hint(self, failure: Failure, again: Again) -> str | None:
         """Takes the leader hint of a failure; returns the node to avoid on the next try."""
         if not again.elsewhere:
             return None
@@ -353,22 +353,21 @@ class SessionStream:
         self._call = call
 
     async def read(self) -> worker_pb2.SessionResponse | None:
-        """The next frame; None when the node ended the stream. Raises ApiError when it broke."""
+        """The next frame; None when the node ended the stream. Raises StreamBroken."""
         try:
             frame = await self._call.read()
         except grpc.aio.AioRpcError as error:
-            raise self._pool._decode(self.node, error).error(None) from error
+            raise StreamBroken(self._pool._decode(self.node, error)) from error
         return None if frame is grpc.aio.EOF else cast("worker_pb2.SessionResponse", frame)
 
     async def write(self, frame: worker_pb2.SessionRequest) -> None:
-        """Sends a frame, waiting for flow control. Raises ApiError when the stream is over."""
+        """Sends a frame, waiting for flow control. Raises StreamBroken."""
         try:
             await self._call.write(frame)
         except grpc.aio.AioRpcError as error:
-            raise self._pool._decode(self.node, error).error(None) from error
+            raise StreamBroken(self._pool._decode(self.node, error)) from error
         except (asyncio.InvalidStateError, grpc.aio.UsageError) as error:
-            failure = self._pool._failure(self.node, "UNAVAILABLE", "the session is over")
-            raise failure.error(None) from error
+            raise StreamBroken(self.failure("UNAVAILABLE", "the session is over")) from error
 
     async def finish(self) -> None:
         """Says that no more frames follow; the node then ends the stream."""
@@ -380,6 +379,18 @@ class SessionStream:
     def cancel(self) -> None:
         """Drops the stream."""
         self._call.cancel()
+
+    def failure(self, code: str, message: str) -> Failure:
+        """A failure of this stream that its user noticed, such as silence."""
+        return self._pool._failure(self.node, code, message)
+
+
+class StreamBroken(Exception):
+    """A session is over; `failure` says how it ended."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.summary())
+        self.failure = failure
 
 
 def quiet_poller(loop: asyncio.AbstractEventLoop) -> None:

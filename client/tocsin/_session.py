@@ -1,0 +1,590 @@
+"""The worker's side of the session with the leader: frames, credit, heartbeats, reports.
+
+Runs on an event loop of its own, so that user code that blocks cannot starve heartbeats; everything
+here happens on that loop unless it says otherwise. It knows leases and slots, and no handlers:
+starting and stopping an attempt is the worker's part. A report is kept until the leader has
+acknowledged it, over any number of reconnects; each stream has its own reader, so a frame of an
+older stream reaches nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from tocsin import _convert
+from tocsin._channel import Pool, SessionStream, StreamBroken
+from tocsin._lease import START_WITHIN, End, Key, Lease, LeaseTable
+from tocsin._retry import Again, Failure, Retry
+from tocsin.errors import Cancelled, ControlFlow, Draining, LeaseLost, TimedOut
+from tocsin.v1 import worker_pb2
+
+log = logging.getLogger("tocsin.worker")
+
+FIRST_FRAME_WITHIN = 3.0  # seconds from dialling to Welcome or Redirect
+SILENCE_MAX = 3.0  # seconds without a frame, after which another node is dialled
+HEARTBEAT_EVERY = 0.8  # seconds at the latest; each side sends something at least every second
+COALESCE = 0.02  # seconds between two credit frames, or two heartbeats for new assignments
+TICK = 0.25  # seconds; the longest that a deadline is noticed late on another clock
+ABORT_WITHIN = 8.0  # seconds that a second request to stop waits for handlers and acknowledgements
+REPORT_BYTES_MAX = 1024 * 1024  # of one Completions frame, far below the message limit
+BATCH_DEFAULT = 256  # items in one Completions frame, if the leader names no limit
+GOODBYE_WITHIN = 1.0  # seconds that the node has to end the stream when all is done
+LONELY_AFTER = 10.0  # seconds without a session, after which it is a warning
+
+# Refusals that dialling again cannot help; after anything else it goes on.
+_FATAL = frozenset(
+    {"INVALID_ARGUMENT", "UNAUTHENTICATED", "PERMISSION_DENIED", "UNIMPLEMENTED", "DATA_LOSS"}
+)
+
+Item = worker_pb2.Completions.Item
+Assignment = worker_pb2.Assignments.Item
+
+
+def boottime() -> float:
+    """Seconds that also pass while the process is stopped or the machine sleeps."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+class Attempt(Protocol):
+    """An attempt under way, as the session sees it."""
+
+    @property
+    def progress(self) -> float:
+        """0 to 1."""
+
+    def stop(self, cause: ControlFlow) -> object:
+        """Asks it to stop; may be asked again."""
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What a worker process says of itself in Hello."""
+
+    worker_id: str
+    instance_id: str
+    queues: Sequence[str]
+    handlers: Sequence[str]
+    slots: int
+    labels: Mapping[str, str]
+    sdk: str
+
+
+class Session:
+    """All that one worker process holds, and the stream over which it speaks for it.
+
+    Args:
+        start: begins an attempt on an assignment whose slot is free; its end must be told to
+            `ended`. Called on the session's loop.
+        clock: seconds on a clock that runs on while the process is stopped.
+    """
+
+    def __init__(
+        self,
+        pool: Pool,
+        identity: Identity,
+        start: Callable[[Assignment, Lease], Attempt],
+        *,
+        clock: Callable[[], float] = boottime,
+    ) -> None:
+        self.table = LeaseTable()
+        self._pool = pool
+        self._identity = identity
+        self._start = start
+        self._clock = clock
+        self._running: dict[Key, Attempt] = {}
+        self._waiting: deque[tuple[Assignment, Lease]] = deque()
+        self._unacknowledged: dict[Key, Item] = {}
+        self._unsent: dict[Key, None] = {}  # those of them not yet sent on this stream, in order
+        self._lost: set[Key] = set()  # running, but over: the leader said so
+        self._drain_reason: str | None = None
+        self._abort_time: float | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._wake = asyncio.Event()
+        self._begin_stream()
+
+    # From any thread
+
+    def drain(self, reason: str) -> None:
+        """Takes nothing more; `run` returns when all has ended and been acknowledged."""
+        if self._drain_reason is None:
+            self._drain_reason = reason
+            self.soon(self._release_waiting)
+
+    def abort(self) -> None:
+        """As `drain`, and stops what is running; `run` returns within `ABORT_WITHIN` seconds."""
+        self.drain("aborted")
+        self.soon(self._stop_all)
+
+    def soon(self, callback: Callable[..., object], *arguments: object) -> None:
+        """Has something done on the session's loop; nothing is done once that has ended."""
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(callback, *arguments)
+
+    # On the session's loop
+
+    async def run(self) -> None:
+        """Finds the leader and serves, again and again, until drained.
+
+        Raises:
+            ApiError: the cluster refuses this worker; dialling again cannot help.
+        """
+        self._loop = asyncio.get_running_loop()
+        if self._drain_reason is not None:
+            return
+        deadlines = asyncio.create_task(self._watch_deadlines())
+        try:
+            await self._dial_until_done()
+        finally:
+            deadlines.cancel()
+            await asyncio.gather(deadlines, return_exceptions=True)
+            for attempt in self._running.values():  # nobody renews their leases any more
+                attempt.stop(LeaseLost("the session has ended"))
+            await self._pool.close()
+        if self._unacknowledged:
+            log.warning(
+                "%d reports were never acknowledged; their runs will be tried again",
+                len(self._unacknowledged),
+            )
+
+    def ended(self, key: Key, report: Item) -> None:
+        """The attempt is over, its slot is free, and this is what to tell the leader of it."""
+        self._running.pop(key, None)
+        self.table.finished(key)
+        if key in self._lost and report.WhichOneof("outcome") != "result":
+            # The leader has ended this lease itself. A result is sent all the same: whether it is
+            # too late is for the leader to say.
+            self._lost.discard(key)
+        else:
+            self._report(key, report)
+        self._start_waiting()
+        self._wake_up()
+
+    # Finding the leader
+
+    async def _dial_until_done(self) -> None:
+        retry = Retry()
+        avoid: str | None = None
+        alone_since = self._clock()
+        warned = False
+        while not self._is_done():
+            began = self._clock()
+            failure = await self._converse(self._pool.pick(avoid))
+            if failure is None or self._is_done():
+                return
+            if self._welcomed:
+                alone_since, warned = self._clock(), False
+                log.info("the session with %s ended (%s)", failure.node, failure.summary())
+                if self._clock() - began > SILENCE_MAX:
+                    retry.succeeded()
+            elif self._clock() - alone_since > LONELY_AFTER and not warned:
+                warned = True
+                log.warning("no leader for %.0f s: %s", LONELY_AFTER, failure.summary())
+            again = retry.next(failure)
+            retry.failures.clear()  # nobody asks for them, and this goes on for ever
+            if again is None:
+                if failure.code in _FATAL:
+                    raise failure.error(None)
+                again = Again(1.0, elsewhere=True)
+            avoid = self._pool.take_hint(failure, again)
+            await self._pause(again.pause)
+
+    async def _pause(self, seconds: float) -> None:
+        """Waits before dialling again; shorter if meanwhile there is nothing left to do."""
+        until = self._clock() + seconds
+        while not self._is_done() and (left := until - self._clock()) > 0:
+            self._wake.clear()
+            await self._woken(min(left, TICK))
+
+    async def _converse(self, node: str) -> Failure | None:
+        """One stream, from Hello to its end. Returns how it failed; None if all is done."""
+        self._begin_stream()
+        stream = self._pool.session(node)
+        try:
+            async with asyncio.timeout(FIRST_FRAME_WITHIN):
+                hello, hello_sent = self._hello(), self._clock()
+                await stream.write(worker_pb2.SessionRequest(hello=hello))
+                first = await stream.read()
+        except TimeoutError:
+            stream.cancel()
+            return stream.failure("DEADLINE_EXCEEDED", "the node does not answer")
+        except StreamBroken as broken:
+            return broken.failure
+        if first is None:
+            return stream.failure("UNAVAILABLE", "the node ended the session")
+        if not first.HasField("welcome"):
+            stream.cancel()
+            return self._redirected(stream, first)
+        self._accept(stream, hello, first.welcome, hello_sent)
+        return await self._serve(stream)
+
+    async def _serve(self, stream: SessionStream) -> Failure | None:
+        tasks = [
+            asyncio.create_task(self._read(stream)),
+            asyncio.create_task(self._write(stream)),
+            asyncio.create_task(self._watch_silence(stream)),
+        ]
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        if self._is_done():
+            await asyncio.wait(tasks[:1], timeout=GOODBYE_WITHIN)
+        stream.cancel()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for task in tasks:  # in this order: what the node said counts more than a failed write
+            if task in done:
+                error = task.exception()
+                if error is None:
+                    return task.result()
+                if isinstance(error, StreamBroken):
+                    return error.failure
+                raise error
+        raise AssertionError("one of the tasks is done")
+
+    def _begin_stream(self) -> None:
+        """Forgets what belonged to the stream before: numbers, and what was sent on it."""
+        self.table.new_stream()
+        self._unsent = dict.fromkeys(self._unacknowledged)
+        self._welcomed = False
+        self._named: set[Key] = set()  # leases that a heartbeat of this stream has named
+        self._heartbeat_every = HEARTBEAT_EVERY
+        self._heartbeat_seq = 0
+        self._heartbeat_sent = float("-inf")
+        self._report_seq = 0
+        self._batch_max = BATCH_DEFAULT
+        self._assign_seq = 0
+        self._credit: tuple[int, int] | None = None  # slots and sequence, as last sent
+        self._credit_sent = float("-inf")
+        self._drain_sent = False
+        self._frame_time = self._clock()
+
+    def _hello(self) -> worker_pb2.Hello:
+        return worker_pb2.Hello(
+            worker_id=self._identity.worker_id,
+            instance_id=self._identity.instance_id,
+            queues=self._identity.queues,
+            handlers=self._identity.handlers,
+            slots=self._identity.slots,
+            labels=self._identity.labels,
+            sdk=self._identity.sdk,
+            held=[_wire_lease(lease) for lease in self.table.held()],
+        )
+
+    def _redirected(self, stream: SessionStream, frame: worker_pb2.SessionResponse) -> Failure:
+        if not frame.HasField("redirect"):
+            kind = frame.WhichOneof("msg") or "nothing known"
+            return stream.failure("INTERNAL", f"the first frame was {kind}, not welcome")
+        to = frame.redirect
+        return Failure(
+            node=stream.node,
+            address=self._pool.nodes[stream.node],
+            code="UNAVAILABLE",
+            reason="NOT_LEADER" if to.leader_id else "NO_LEADER",
+            message="this node does not lead",
+            metadata={"leader_id": to.leader_id, "leader_address": to.leader_address},
+            retry_after=_convert.seconds(to.retry_after) if to.HasField("retry_after") else None,
+        )
+
+    def _accept(
+        self,
+        stream: SessionStream,
+        hello: worker_pb2.Hello,
+        welcome: worker_pb2.Welcome,
+        hello_sent: float,
+    ) -> None:
+        self._welcomed = True
+        self._frame_time = self._clock()
+        self._pool.learn(welcome.node_id, self._pool.nodes[stream.node])
+        interval = _convert.seconds(welcome.heartbeat_interval)
+        self._heartbeat_every = min(HEARTBEAT_EVERY, interval or HEARTBEAT_EVERY)
+        self._batch_max = welcome.max_batch or BATCH_DEFAULT
+        kept = {_key(item.lease): item for item in welcome.kept}
+        for key, item in kept.items():
+            self.table.kept(key, _convert.seconds(item.lease_duration), hello_sent)
+        for lease in hello.held:
+            if _key(lease) not in kept:
+                self._lose(_key(lease))
+        log.debug("session with %s, term %d", welcome.node_id, welcome.term)
+
+    # Reading
+
+    async def _read(self, stream: SessionStream) -> Failure | None:
+        while True:
+            frame = await stream.read()
+            if frame is None:
+                return stream.failure("UNAVAILABLE", "the node ended the session")
+            self._frame_time = self._clock()
+            if frame.HasField("redirect"):
+                return self._redirected(stream, frame)
+            self._take(frame)
+
+    def _take(self, frame: worker_pb2.SessionResponse) -> None:
+        kind = frame.WhichOneof("msg")
+        if kind == "assignments":
+            self._take_assignments(frame.assignments)
+        elif kind == "heartbeat_ack":
+            self._take_heartbeat_ack(frame.heartbeat_ack)
+        elif kind == "completion_acks":
+            self._take_completion_acks(frame.completion_acks)
+        elif kind == "cancel":
+            self._take_cancel(frame.cancel)
+        elif kind == "drain":
+            log.info("the cluster asks this worker to leave: %s", frame.drain.reason)
+            self.drain(frame.drain.reason)
+        # A kind of frame that is newer than this library is no reason to give up the session.
+
+    def _take_assignments(self, frame: worker_pb2.Assignments) -> None:
+        now = self._clock()
+        self._assign_seq = frame.seq
+        for item in frame.items:
+            key = _key(item.lease)
+            if key in self.table or key in self._running or key in self._unacknowledged:
+                continue
+            self._end_older(key)
+            lease = self.table.assign(
+                key,
+                item.lease.attempt,
+                duration=_convert.seconds(item.lease_duration),
+                timeout=_convert.seconds(item.attempt_timeout) or float("inf"),
+                now=now,
+            )
+            self._waiting.append((item, lease))
+        if self._drain_reason is not None:
+            self._release_waiting()
+        self._start_waiting()
+        self._wake_up()
+
+    def _end_older(self, new: Key) -> None:
+        """A later token for the same run says that every earlier lease on it is over."""
+        for lease in self.table.held():
+            if lease.key.run == new.run and lease.key.token < new.token:
+                self._lose(lease.key)
+
+    def _take_heartbeat_ack(self, ack: worker_pb2.HeartbeatAck) -> None:
+        self.table.acknowledged(ack.seq)
+        for lease in ack.lost:
+            self._lose(_key(lease))
+        for cancel in ack.cancels:
+            self._take_cancel(cancel)
+
+    def _take_cancel(self, cancel: worker_pb2.Cancel) -> None:
+        key = _key(cancel.lease)
+        if key in self._running:
+            self._running[key].stop(Cancelled(cancel.reason or "cancelled"))
+        for waiting in list(self._waiting):
+            if waiting[1].key == key:
+                self._waiting.remove(waiting)
+                self._report(key, Item(lease=cancel.lease, cancelled=True))
+
+    def _take_completion_acks(self, frame: worker_pb2.CompletionAcks) -> None:
+        for item in frame.items:
+            key = _key(item.lease)
+            self.table.drop(key)
+            self._lost.discard(key)
+            self._unsent.pop(key, None)
+            if self._unacknowledged.pop(key, None) is None:
+                continue
+            if item.outcome == worker_pb2.COMPLETION_OUTCOME_FENCED:
+                log.warning(
+                    "%s: the report under token %d came too late and was refused (newest: %d)",
+                    key.run,
+                    key.token,
+                    item.current_token,
+                )
+            elif item.outcome == worker_pb2.COMPLETION_OUTCOME_RUN_NOT_FOUND:
+                log.warning("%s: the run is gone, its report was dropped", key.run)
+        self._wake_up()
+
+    # Writing
+
+    async def _write(self, stream: SessionStream) -> Failure | None:
+        """Sends whatever is due, most urgent first. Returns None when all is done."""
+        while True:
+            self._stop_overdue()  # before anything is reported, also after a long sleep
+            frame = self._next_frame()
+            if frame is not None:
+                await stream.write(frame)
+                continue
+            if self._is_done():
+                await stream.finish()
+                return None
+            self._wake.clear()
+            await self._woken(self._until_due())
+
+    def _next_frame(self) -> worker_pb2.SessionRequest | None:
+        now = self._clock()
+        if self._drain_reason is not None and not self._drain_sent:
+            self._drain_sent = True
+            drain = worker_pb2.Drain(reason=self._drain_reason)
+            return worker_pb2.SessionRequest(drain=drain)
+        if now >= self._heartbeat_due():
+            return worker_pb2.SessionRequest(heartbeat=self._heartbeat(now))
+        if self._unsent:
+            return worker_pb2.SessionRequest(completions=self._completions())
+        if now >= self._credit_due():
+            self._credit, self._credit_sent = self._current_credit(), now
+            slots, seq = self._credit
+            credit = worker_pb2.Credit(slots=slots, seen_assign_seq=seq)
+            return worker_pb2.SessionRequest(credit=credit)
+        return None
+
+    def _until_due(self) -> float:
+        due = min(self._heartbeat_due(), self._credit_due())
+        return min(TICK, max(0.0, due - self._clock()))
+
+    def _heartbeat_due(self) -> float:
+        """A new assignment is acknowledged at once; else the interval counts."""
+        if any(lease.key not in self._named for lease in self.table.held()):
+            return self._heartbeat_sent + COALESCE
+        return self._heartbeat_sent + self._heartbeat_every
+
+    def _heartbeat(self, now: float) -> worker_pb2.Heartbeat:
+        held = self.table.held()
+        keys = [lease.key for lease in held]
+        self._named = set(keys)
+        self._heartbeat_seq += 1
+        self._heartbeat_sent = now
+        self.table.sent(self._heartbeat_seq, keys, now)
+        return worker_pb2.Heartbeat(
+            seq=self._heartbeat_seq,
+            items=[
+                worker_pb2.Heartbeat.Item(lease=_wire_lease(lease), progress=self._progress(lease))
+                for lease in held
+            ],
+        )
+
+    def _progress(self, lease: Lease) -> float:
+        attempt = self._running.get(lease.key)
+        return attempt.progress if attempt is not None else 0.0
+
+    def _completions(self) -> worker_pb2.Completions:
+        items: list[Item] = []
+        size = 0
+        while self._unsent and len(items) < self._batch_max and size < REPORT_BYTES_MAX:
+            key = next(iter(self._unsent))
+            del self._unsent[key]
+            item = self._unacknowledged[key]
+            size += item.ByteSize()
+            items.append(item)
+        self._report_seq += 1
+        return worker_pb2.Completions(seq=self._report_seq, items=items)
+
+    def _credit_due(self) -> float:
+        if self._credit == self._current_credit():
+            return float("inf")
+        return self._credit_sent + COALESCE
+
+    def _current_credit(self) -> tuple[int, int]:
+        """Free slots, and the newest assignments that they already account for."""
+        if self._drain_reason is not None:
+            return 0, self._assign_seq
+        taken = len(self._running) + len(self._waiting)
+        return max(0, self._identity.slots - taken), self._assign_seq
+
+    # Attempts
+
+    def _start_waiting(self) -> None:
+        while self._waiting and len(self._running) < self._identity.slots:
+            item, lease = self._waiting.popleft()
+            if lease.key not in self.table:
+                continue  # it was lost while it waited
+            if self.table.start(lease.key, self._clock()):
+                self._running[lease.key] = self._start(item, lease)
+            else:
+                self._release(lease)
+
+    def _release_waiting(self) -> None:
+        while self._waiting:
+            self._release(self._waiting.popleft()[1])
+        self._wake_up()
+
+    def _release(self, lease: Lease) -> None:
+        self._report(lease.key, Item(lease=_wire_lease(lease), released=True))
+
+    def _report(self, key: Key, report: Item) -> None:
+        self._unacknowledged[key] = report
+        self._unsent[key] = None
+
+    def _lose(self, key: Key) -> None:
+        """The leader says that this lease is over."""
+        self.table.drop(key)
+        attempt = self._running.get(key)
+        if attempt is not None:
+            log.warning("%s: the lease under token %d is lost", key.run, key.token)
+            self._lost.add(key)
+            attempt.stop(LeaseLost("the leader has ended the lease"))
+
+    def _stop_overdue(self) -> None:
+        now = self._clock()
+        for lease, end in self.table.expired(now):
+            attempt = self._running.get(lease.key)
+            if attempt is None:
+                continue
+            if end is End.TIMED_OUT:
+                attempt.stop(TimedOut("the attempt timeout has passed"))
+                continue
+            why = "was not renewed" if lease.confirmed else "was never confirmed"
+            log.warning("%s: the lease under token %d %s", lease.key.run, lease.key.token, why)
+            attempt.stop(LeaseLost(f"the lease {why} in time"))
+        while self._waiting and now - self._waiting[0][1].received > START_WITHIN:
+            self._release(self._waiting.popleft()[1])
+
+    def _stop_all(self) -> None:
+        self._abort_time = self._clock() + ABORT_WITHIN
+        for attempt in list(self._running.values()):
+            attempt.stop(Draining("the worker was told to stop at once"))
+        self._wake_up()
+
+    # Clocks
+
+    async def _watch_deadlines(self) -> None:
+        """Stops attempts in time, connected or not."""
+        while True:
+            self._stop_overdue()
+            next_stop = self.table.next_stop()
+            left = TICK if next_stop is None else next_stop - self._clock()
+            await asyncio.sleep(min(TICK, max(0.001, left)))
+
+    async def _watch_silence(self, stream: SessionStream) -> Failure | None:
+        """Ends when nothing has come for too long.
+
+        After a sleep of this process itself, what has arrived meanwhile is read first.
+        """
+        before = self._clock()
+        while True:
+            await asyncio.sleep(TICK)
+            now = self._clock()
+            if now - before > 4 * TICK:
+                self._frame_time = max(self._frame_time, now - SILENCE_MAX + 4 * TICK)
+            before = now
+            if now - self._frame_time > SILENCE_MAX:
+                return stream.failure("DEADLINE_EXCEEDED", "the node fell silent")
+
+    def _is_done(self) -> bool:
+        if self._abort_time is not None and self._clock() >= self._abort_time:
+            return True
+        busy = self._running or self._waiting or self._unacknowledged
+        return self._drain_reason is not None and not busy
+
+    def _wake_up(self) -> None:
+        self._wake.set()
+
+    async def _woken(self, within: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within):
+                await self._wake.wait()
+
+
+def _key(lease: worker_pb2.Lease) -> Key:
+    return Key(lease.run, lease.fencing_token)
+
+
+def _wire_lease(lease: Lease) -> worker_pb2.Lease:
+    return worker_pb2.Lease(run=lease.key.run, attempt=lease.attempt, fencing_token=lease.key.token)

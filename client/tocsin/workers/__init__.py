@@ -1,0 +1,1 @@
+"""Workers that come with Tocsin: jobs without code of one's own."""
