@@ -29,7 +29,7 @@ def spec() -> Callable[..., Spec]:
 
 @pytest.fixture
 def rng(request: pytest.FixtureRequest) -> random.Random:
-    """Seeded from TOCSIN_TEST_SEED or at random; the seed is printed, so a failure can be repeated."""
+    """Seeded from TOCSIN_TEST_SEED or at random; the seed is printed to repeat a failure."""
     seed = int(os.environ.get("TOCSIN_TEST_SEED") or random.SystemRandom().randrange(1 << 32))
     print(f"{request.node.name}: TOCSIN_TEST_SEED={seed}")
     return random.Random(seed)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from tocsin_node.schedule import BadSchedule, next_fires
 
 CASES = [

@@ -6,6 +6,7 @@ from datetime import UTC, date, datetime, timedelta
 
 import pytest
 from croniter import croniter
+
 from tocsin_node.schedule import BadSchedule, parse_cron
 from tocsin_node.schedule.wall import LAST_YEAR, wall_at_or_after
 
@@ -122,11 +123,10 @@ def test_random_text_is_read_or_refused_and_nothing_else(rng: random.Random) -> 
         )
         try:
             spec = parse_cron(text)
-        except BadSchedule as error:
-            assert error.reason == "BAD_CRON"
-        else:
-            read += 1
-            assert wall_at_or_after(spec, 0) is not None, text
+        except BadSchedule:
+            continue
+        read += 1
+        assert wall_at_or_after(spec, 0) is not None, text
     assert read > 1_000
 
 
@@ -181,9 +181,8 @@ def test_naive_times_agree_with_croniter(rng: random.Random) -> None:
         expr = " ".join([*fields, day_text, random_values(rng, 1, 12), weekday_text])
         try:
             spec = parse_cron(expr)
-        except BadSchedule as error:
-            assert "never happens" in str(error)
-            continue
+        except BadSchedule:
+            continue  # A date that never happens; the walk over all days checks those.
         if spec.nearest_weekday is not None and spec.nearest_weekday > 28:
             continue  # croniter moves 31W to the last day of a shorter month.
         start = datetime(2026, 1, 1) + timedelta(seconds=rng.randrange(10**9))  # noqa: DTZ001

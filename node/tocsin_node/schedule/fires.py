@@ -1,8 +1,8 @@
 """From wall-clock matches to instants: what happens where the local clock is changed.
 
-A zone is walked segment by segment (stretches of constant offset). Inside a segment an instant is
-a matching wall time minus the offset. At its start the clock may have been put forward, which leaves a
-gap of wall times that never happen, or back, which makes a fold of wall times that happen twice:
+A zone is walked in segments of constant offset. Inside one, an instant is a matching wall time
+minus the offset. At its start the clock may have been put forward, which leaves a gap of wall times
+that never happen, or back, which makes a fold of wall times that happen twice:
 
     rule   in a gap                                        in a fold
     auto   interval-like: skip; else next up to 3 hours,   interval-like: both; else first
@@ -19,6 +19,7 @@ Every step is a few matches, so no gap is long enough to stall it, and segments 
 result are jumped over.
 """
 
+from collections.abc import Iterator
 from datetime import datetime
 from functools import lru_cache
 from typing import Final
@@ -145,6 +146,25 @@ def next_s(spec: CronSpec, zone: Zone, after_s: int, gap: str, fold: str) -> int
             # well before it are empty. An offset is less than a day.
             first_s = max(first_s, known_match - DAY_S)
     return None
+
+
+def iterate_s(spec: CronSpec, zone: Zone, after_s: int, gap: str, fold: str) -> Iterator[int]:
+    """What `next_s` gives when each result is fed back, at half the cost."""
+    time_s = next_s(spec, zone, after_s, gap, fold)
+    while time_s is not None:
+        yield time_s
+        segment = zone.segment_at(time_s)
+        offset_s = segment.offset_s
+        # No clock change moves the clock by more than a day, so between the days around two of
+        # them occurrences are plain matches.
+        quiet_start_s, quiet_end_s = segment.start_time_s + DAY_S, segment.end_time_s - DAY_S
+        while quiet_start_s <= time_s < quiet_end_s:
+            match = wall_at_or_after(spec, time_s + 1 + offset_s)
+            if match is None or match - offset_s >= quiet_end_s:
+                break
+            time_s = match - offset_s
+            yield time_s
+        time_s = next_s(spec, zone, time_s, gap, fold)
 
 
 def resolve_gap(spec: CronSpec, segment: Segment, gap: str) -> str:

@@ -15,10 +15,12 @@ A start or end that is given bounds them all, both inclusive. Fractions of a sec
 and `at` are cut to their second, a start counts from the next whole one (nothing fires before it).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from hashlib import blake2b
-from typing import Final, NamedTuple, Protocol, Self
+from itertools import takewhile
+from operator import attrgetter
+from typing import Any, Final, NamedTuple, Protocol
 
 from tocsin_node.schedule.cron import parse_cron
 from tocsin_node.schedule.errors import BadSchedule
@@ -26,6 +28,7 @@ from tocsin_node.schedule.fires import (
     END_TIME_S,
     FIRST_TIME_S,
     check_rules,
+    iterate_s,
     memoised_next_s,
     next_s,
 )
@@ -143,9 +146,11 @@ class Timetable:
         Raises:
             BadSchedule: as `validate_schedule`.
         """
-        parts = tuple(map(_Parts.of, schedules))
-        anchored = any(part.kind == "every" and part.start_time_ms is None for part in parts)
-        return _shared_timetable(parts, anchor_time_ms // 1000 if anchored else 0)
+        anchor_s = 0
+        for spec in schedules:
+            if spec.kind == "every" and spec.start_time_ms is None:
+                anchor_s = anchor_time_ms // 1000
+        return _shared_timetable(tuple(map(_values_of, schedules)), anchor_s)
 
     def next_after(self, time_ms: int) -> int | None:
         """The first occurrence strictly after an instant, or None if there is none."""
@@ -168,14 +173,15 @@ class Timetable:
     def count_between(self, after_ms: int, until_ms: int, limit: int = 1000) -> tuple[int, bool]:
         """How many occurrences lie in (after_ms, until_ms].
 
-        The cost is some 5 us for each one counted: pass a smaller limit to cut the work into
+        The cost is some 3 us for each one counted: pass a smaller limit to cut the work into
         slices, each going on after the last occurrence of the one before.
 
         Returns:
             The count and True; or the limit and False if there are more than `limit`.
         """
         after_s, until_s = after_ms // 1000, until_ms // 1000
-        upcoming = [source.probe_s(after_s) for source in self._sources]
+        walks = [source.iterate_s(after_s) for source in self._sources]
+        upcoming = [next(walk, None) for walk in walks]
         count = 0
         while True:
             first = min((time_s for time_s in upcoming if time_s is not None), default=None)
@@ -185,8 +191,8 @@ class Timetable:
                 return count, False
             count += 1
             upcoming = [
-                source.probe_s(first) if time_s == first else time_s
-                for source, time_s in zip(self._sources, upcoming, strict=True)
+                next(walk, None) if time_s == first else time_s
+                for walk, time_s in zip(walks, upcoming, strict=True)
             ]
 
     def local_time(self, time_ms: int) -> str:
@@ -221,23 +227,14 @@ class _Parts(NamedTuple):
     start_time_ms: int | None
     end_time_ms: int | None
 
-    @classmethod
-    def of(cls, spec: ScheduleSpec) -> Self:
-        return cls(
-            spec.kind,
-            spec.cron,
-            spec.every_ms,
-            spec.at_time_ms,
-            spec.time_zone,
-            spec.dst_gap,
-            spec.dst_fold,
-            spec.start_time_ms,
-            spec.end_time_ms,
-        )
+
+# Plain tuples in the order of _Parts: 300,000 jobs look their timetable up by them.
+_values_of: Final[Callable[[ScheduleSpec], tuple[object, ...]]] = attrgetter(*_Parts._fields)
 
 
 @lru_cache(maxsize=_SHARED_TIMETABLES)
-def _shared_timetable(parts: tuple[_Parts, ...], anchor_s: int) -> Timetable:
+def _shared_timetable(values: tuple[tuple[Any, ...], ...], anchor_s: int) -> Timetable:
+    parts = tuple(map(_Parts._make, values))
     for part in parts:
         validate_schedule(part)
     zone = load_zone(parts[0].time_zone if parts else "UTC")
@@ -274,11 +271,11 @@ class _Cron:
         time_s = memoised_next_s(self._expr, self._tz, after_s, self._gap, self._fold)
         return None if time_s is None or time_s > self._end_s else time_s
 
-    def probe_s(self, after_s: int) -> int | None:
-        """Past the memo: for questions that nobody repeats."""
+    def iterate_s(self, after_s: int) -> Iterator[int]:
+        """All after an instant, in order; past the memo."""
         after_s = max(after_s, self._start_s - 1)
-        time_s = next_s(self._spec, self._zone, after_s, self._gap, self._fold)
-        return None if time_s is None or time_s > self._end_s else time_s
+        walk = iterate_s(self._spec, self._zone, after_s, self._gap, self._fold)
+        return takewhile(self._end_s.__ge__, walk)
 
     def latest_s(self, after_s: int, until_s: int) -> int | None:
         """The newest in (after_s, until_s]: looks back ever further, then bisects."""
@@ -290,7 +287,7 @@ class _Cron:
             if high <= low:
                 return None
             probe = max(low, until_s - span)
-            time_s = self.probe_s(probe)
+            time_s = self._probe_s(probe)
             if time_s is not None and time_s <= until_s:
                 newest = time_s
             else:
@@ -299,12 +296,16 @@ class _Cron:
         # Nothing happens in (high, until_s]. Each step halves the distance of newest and high.
         while newest < high:
             middle = (newest + high) // 2
-            time_s = self.probe_s(middle)
+            time_s = self._probe_s(middle)
             if time_s is not None and time_s <= until_s:
                 newest = time_s
             else:
                 high = middle
         return newest
+
+    def _probe_s(self, after_s: int) -> int | None:
+        """Past the memo: for questions that nobody repeats."""
+        return next_s(self._spec, self._zone, after_s, self._gap, self._fold)
 
 
 class _Every:
@@ -321,7 +322,11 @@ class _Every:
             time_s += ((after_s - time_s) // self._step_s + 1) * self._step_s
         return time_s if time_s <= self._end_s else None
 
-    probe_s = next_s
+    def iterate_s(self, after_s: int) -> Iterator[int]:
+        first_s = self.next_s(after_s)
+        return iter(
+            range(self._end_s + 1 if first_s is None else first_s, self._end_s + 1, self._step_s)
+        )
 
     def latest_s(self, after_s: int, until_s: int) -> int | None:
         until_s = min(until_s, self._end_s)
