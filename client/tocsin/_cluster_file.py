@@ -14,12 +14,13 @@ from pathlib import Path
 from types import MappingProxyType
 
 from tocsin._strict_yaml import Fault, Tree, read, shown
+from tocsin.errors import ConfigError
 
 _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})")
 _YAML_SUFFIXES = (".yaml", ".yml")
 
 
-class ClusterFileError(ValueError):
+class ClusterFileError(ConfigError):
     """The cluster could not be found in what was given; repeating cannot help.
 
     Attributes:
