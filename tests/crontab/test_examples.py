@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -76,3 +77,20 @@ def test_every_problem_says_what_to_do(name: str) -> None:
     plan = example(name, system=name == "crontab.system")
     assert all(problem.fix for problem in plan.problems)
     assert len({e.job_name for e in plan.entries}) == len(plan.entries)
+
+
+@pytest.mark.parametrize("name", ["crontab.user", "crontab.user2", "crontab.system"])
+def test_every_imported_command_runs_anywhere(name: str, tmp_path: Path) -> None:
+    for entry in example(name, system=name == "crontab.system").entries:
+        done = subprocess.run(
+            [entry.shell, "-c", entry.command],
+            input=entry.stdin or "",
+            env=dict(entry.env),
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+        assert (done.returncode, done.stderr) == (0, ""), entry.original
+    assert list(tmp_path.iterdir()) == []  # they print, and leave nothing behind
