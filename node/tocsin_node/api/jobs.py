@@ -1,0 +1,449 @@
+"""JobService: definitions in, their state and their future times out.
+
+A change is planned on the leader's present state, proposed, and checked by the state machine
+against what it finds; when the job has moved meanwhile the plan is made again. An answer that
+writes nothing ("no such job", "no difference") is given only after a read barrier, so it is never
+that of a node which has lost its office without having noticed.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import Any, cast
+
+from tocsin.v1 import job_pb2, job_pb2_grpc
+from tocsin_node import admission, planner
+from tocsin_node.admission import Faults, Refusal
+from tocsin_node.api import _convert
+from tocsin_node.api._filters import job_filter
+from tocsin_node.api._forward import timeout_s
+from tocsin_node.api._pages import Page, Slices, SortedNames, decode_token, encode_token
+from tocsin_node.core import command as commands
+from tocsin_node.core.command import Command, Plan, RequestKey, digest
+from tocsin_node.core.model import Job, JobSpec, Run, Schedule
+from tocsin_node.core.result import Reason
+from tocsin_node.core.state import Ledger
+from tocsin_node.replica import Changes, Refused, Replica
+from tocsin_node.schedule import Fire, describe, preview, surprises
+
+REPLANS_MAX = 8  # of one change, while others change the same job
+SCAN_NAMES = 1_000  # names taken from the index at a time
+PREVIEW_COUNT_DEFAULT = 5
+PREVIEW_COUNT_MAX = 1_000
+RANGES_DEFAULT = 1_000
+RANGES_MAX = 10_000
+
+# Where another change of the same job came first; the plan is made again on what it left.
+_MOVED = frozenset({Reason.STALE_PLAN, Reason.JOB_EXISTS})
+
+
+@dataclass(frozen=True)
+class _Known:
+    """An answer for which nothing has to be written, if the state it came from is current."""
+
+    answer: Any
+
+
+Decide = Callable[[], Command | _Known]
+
+
+class JobService(job_pb2_grpc.JobServiceServicer):
+    """Serves from the replica of this node; which calls reach it, the edge decides."""
+
+    def __init__(self, replica: Replica, slices: Slices) -> None:
+        self._replica = replica
+        self._slices = slices
+        self._names = SortedNames(replica.state.jobs)
+        replica.subscribe(self._on_changes)
+
+    def _on_changes(self, changes: Changes) -> None:
+        jobs = self._replica.state.jobs
+        for name in changes.jobs:
+            if name in jobs:
+                self._names.add(name)
+            else:
+                self._names.discard(name)
+
+    # -- changes -------------------------------------------------------------------------------
+
+    async def CreateJob(  # noqa: N802
+        self, request: job_pb2.CreateJobRequest, context: Any
+    ) -> job_pb2.CreateJobResponse:
+        faults = Faults()
+        name = admission.job_name(request.job.name, "job.name", faults)
+        spec = admission.job_spec(request.job, faults, self._replica.config)
+        key = self._key("CreateJob", request.request_id, faults, name, spec)
+        faults.refuse_if_any()
+
+        def decide() -> Command | _Known:
+            if self._repeated(key) is None:
+                if self._replica.state.job(name) is not None:
+                    raise _job_exists(name)
+                if request.validate_only:
+                    return _Known(_convert.definition(name, spec))
+            return self._create(key, name, spec)
+
+        job = await self._change(decide, context)
+        return job_pb2.CreateJobResponse(job=self._shown(job, name))
+
+    async def UpdateJob(  # noqa: N802
+        self, request: job_pb2.UpdateJobRequest, context: Any
+    ) -> job_pb2.UpdateJobResponse:
+        faults = Faults()
+        name = admission.job_name(request.job.name, "job.name", faults)
+        spec = admission.job_spec(request.job, faults, self._replica.config)
+        etag = admission.etag(request.job.etag, "job.etag", faults)
+        key = self._key(
+            "UpdateJob", request.request_id, faults, name, spec, etag, request.allow_missing
+        )
+        faults.refuse_if_any()
+
+        def decide() -> Command | _Known:
+            job = self._replica.state.job(name)
+            if (index := self._repeated(key)) is not None:
+                if job is None:
+                    raise _no_job(name)
+                return _Known(self._updated(job, created=job.uid == index, changed=True))
+            if job is None:
+                if not request.allow_missing or etag:
+                    raise _no_job(name)
+                if request.validate_only:
+                    proposed = _convert.definition(name, spec)
+                    return _Known(
+                        job_pb2.UpdateJobResponse(job=proposed, created=True, changed=True)
+                    )
+                return self._create(key, name, spec)
+            _check_etag(job, etag)
+            if job.spec == spec:
+                return _Known(self._updated(job, created=False, changed=False))
+            if request.validate_only:
+                proposed = _convert.definition(name, spec)
+                return _Known(job_pb2.UpdateJobResponse(job=proposed, changed=True))
+            now_ms = self._replica.clock.now_ms()
+            decisions, _ = planner.settle(job, now_ms)
+            plan = planner.plan_after(
+                name, spec, anchor_time_ms=job.anchor_time_ms, mark_time_ms=now_ms
+            )
+            return commands.UpdateJob(
+                key, name, job.uid, job.version, job.mark_time_ms, spec, decisions, plan
+            )
+
+        changed = await self._change(decide, context)
+        if isinstance(changed, job_pb2.UpdateJobResponse):
+            return changed
+        job = _live(changed, name)
+        return self._updated(job, created=job.uid == job.version, changed=True)
+
+    async def DeleteJob(  # noqa: N802
+        self, request: job_pb2.DeleteJobRequest, context: Any
+    ) -> job_pb2.DeleteJobResponse:
+        faults = Faults()
+        name = admission.job_name(request.name, "name", faults)
+        etag = admission.etag(request.etag, "etag", faults)
+        key = self._key(
+            "DeleteJob", request.request_id, faults, name, etag, request.cancel_active_runs
+        )
+        faults.refuse_if_any()
+        await self._change(
+            lambda: commands.DeleteJob(key, name, etag, request.cancel_active_runs), context
+        )
+        return job_pb2.DeleteJobResponse()
+
+    async def PauseJob(  # noqa: N802
+        self, request: job_pb2.PauseJobRequest, context: Any
+    ) -> job_pb2.PauseJobResponse:
+        faults = Faults()
+        name = admission.job_name(request.name, "name", faults)
+        note = admission.note(request.note, "note", faults)
+        key = self._key("PauseJob", request.request_id, faults, name, note)
+        faults.refuse_if_any()
+
+        def decide() -> Command | _Known:
+            job = self._present(name)
+            if job.paused and (job.pause_note == note or self._repeated(key) is not None):
+                return _Known(job)
+            if job.paused:
+                # The mark stands still: what the pause has passed over is decided on resuming.
+                plan = Plan(job.mark_time_ms, job.next_time_ms, job.due_time_ms)
+                return commands.PauseJob(
+                    key, name, job.uid, job.version, job.mark_time_ms, note, (), plan
+                )
+            decisions, plan = planner.settle(job, self._replica.clock.now_ms())
+            return commands.PauseJob(
+                key, name, job.uid, job.version, job.mark_time_ms, note, decisions, plan
+            )
+
+        job = await self._change(decide, context)
+        return job_pb2.PauseJobResponse(job=self._shown(job, name))
+
+    async def ResumeJob(  # noqa: N802
+        self, request: job_pb2.ResumeJobRequest, context: Any
+    ) -> job_pb2.ResumeJobResponse:
+        faults = Faults()
+        name = admission.job_name(request.name, "name", faults)
+        key = self._key("ResumeJob", request.request_id, faults, name)
+        faults.refuse_if_any()
+
+        def decide() -> Command | _Known:
+            job = self._present(name)
+            if not job.paused:
+                return _Known(job)
+            decisions, plan = planner.resume(job, self._replica.clock.now_ms())
+            return commands.ResumeJob(
+                key, name, job.uid, job.version, job.mark_time_ms, decisions, plan
+            )
+
+        job = await self._change(decide, context)
+        return job_pb2.ResumeJobResponse(job=self._shown(job, name))
+
+    async def TriggerJob(  # noqa: N802
+        self, request: job_pb2.TriggerJobRequest, context: Any
+    ) -> job_pb2.TriggerJobResponse:
+        faults = Faults()
+        name = admission.job_name(request.name, "name", faults)
+        payload = None
+        if request.HasField("payload_override"):
+            payload = admission.payload(
+                request.payload_override,
+                "payload_override",
+                faults,
+                bytes_max=self._replica.config.limits.payload_bytes,
+            )
+        key = self._key("TriggerJob", request.request_id, faults, name, payload)
+        faults.refuse_if_any()
+        run = await self._change(lambda: commands.TriggerJob(key, name, payload), context)
+        if not isinstance(run, Run):
+            # It was made by this very request, ran, and retention has dropped it since.
+            gone = f"{name}/manual-{request.request_id}"
+            raise Refusal("RUN_NOT_FOUND", f"run {gone} is no longer kept", detail={"run": gone})
+        return job_pb2.TriggerJobResponse(run=_convert.run(self._replica.state, run))
+
+    async def _change(self, decide: Decide, context: Any) -> Any:
+        """Decides and proposes, again while others change the same job; then what it yielded.
+
+        A refusal, and an answer without a command, count only if the state is known to be current.
+        """
+        is_current = False
+        for attempt in range(REPLANS_MAX):
+            try:
+                decided = decide()
+            except Refusal:
+                if is_current:
+                    raise
+                decided = None
+            if isinstance(decided, Command):
+                try:
+                    applied = await self._replica.execute(decided, timeout=timeout_s(context))
+                except Refused as refused:
+                    if refused.rejected.reason not in _MOVED or attempt + 1 == REPLANS_MAX:
+                        raise
+                    continue
+                return applied.value
+            if decided is not None and is_current:
+                return decided.answer
+            await self._replica.engine.read_barrier(timeout=timeout_s(context))
+            is_current = True
+        raise Refusal("STALE_PLAN", "the job changes too often to be changed now; try again")
+
+    def _create(self, key: RequestKey, name: str, spec: JobSpec) -> commands.CreateJob:
+        decisions, plan = planner.first(name, spec, self._replica.clock.now_ms())
+        return commands.CreateJob(key, name, spec, decisions, plan)
+
+    def _key(self, method: str, request_id: str, faults: Faults, *body: object) -> RequestKey:
+        admission.request_id(request_id, faults)
+        return RequestKey(request_id, digest(method, *body))
+
+    def _repeated(self, key: RequestKey) -> int | None:
+        """Log index of this very request, if it was accepted before."""
+        known = self._replica.state.requests.get(key.id)
+        return known.index if known is not None and known.digest == key.digest else None
+
+    def _present(self, name: str) -> Job:
+        job = self._replica.state.job(name)
+        if job is None:
+            raise _no_job(name)
+        return job
+
+    def _shown(self, changed: object, name: str) -> job_pb2.Job:
+        if isinstance(changed, job_pb2.Job):
+            return changed
+        return _convert.job(self._replica.state, _live(changed, name))
+
+    def _updated(self, job: Job, *, created: bool, changed: bool) -> job_pb2.UpdateJobResponse:
+        proto = _convert.job(self._replica.state, job)
+        return job_pb2.UpdateJobResponse(job=proto, created=created, changed=changed)
+
+    # -- reads ---------------------------------------------------------------------------------
+
+    async def GetJob(  # noqa: N802
+        self, request: job_pb2.GetJobRequest, context: Any
+    ) -> job_pb2.GetJobResponse:
+        faults = Faults()
+        name = admission.job_name(request.name, "name", faults)
+        faults.refuse_if_any()
+        await self._fresh(request.stale_ok, context)
+        job = self._present(name)
+        return job_pb2.GetJobResponse(job=_convert.job(self._replica.state, job))
+
+    async def ListJobs(  # noqa: N802
+        self, request: job_pb2.ListJobsRequest, context: Any
+    ) -> job_pb2.ListJobsResponse:
+        faults = Faults()
+        parent = admission.parent(request.parent, "parent", faults, job_allowed=False)
+        wanted = job_filter(request.filter, faults)
+        size = admission.page_size(
+            request.page_size,
+            faults,
+            default=admission.PAGE_SIZE_DEFAULT,
+            most=admission.PAGE_SIZE_MAX,
+        )
+        faults.refuse_if_any()
+        parameters = ("ListJobs", request.parent, request.filter)
+        position = decode_token(request.page_token, *parameters)
+        await self._fresh(request.stale_ok, context)
+        response = job_pb2.ListJobsResponse()
+        page = Page(size)
+        first = f"{parent.namespace}/" if parent.namespace else ""
+        async for name in self._names_after(position[1] if position else first):
+            if not parent.holds(name):
+                break
+            job = self._replica.state.job(name)
+            if job is None or not wanted.matches(job):
+                continue
+            proto = _convert.job(self._replica.state, job)
+            if not page.takes(proto.ByteSize()):
+                before = response.jobs[-1].name
+                response.next_page_token = encode_token((0, before), *parameters)
+                break
+            response.jobs.append(proto)
+        return response
+
+    async def _names_after(self, name: str) -> AsyncIterator[str]:
+        """The names of jobs in order, those that are added meanwhile included where they belong."""
+        pace = self._slices.begin()
+        while names := self._names.after(name, most=SCAN_NAMES):
+            for name in names:  # noqa: PLR1704 -- goes on after the last one
+                yield name
+                await pace.pace()
+
+    async def PreviewFireTimes(  # noqa: N802
+        self, request: job_pb2.PreviewFireTimesRequest, context: Any
+    ) -> job_pb2.PreviewFireTimesResponse:
+        faults = Faults()
+        tried = admission.schedules(request.schedules, "schedules", faults)
+        name = admission.job_name(request.name, "name", faults) if request.name else ""
+        if bool(name) == bool(request.schedules) and not faults.found:
+            faults.add("schedules", "give either schedules to try or the name of a stored job")
+        now_ms = self._replica.clock.now_ms()
+        after_ms = now_ms
+        if request.HasField("after"):
+            after_ms = admission.time_ms(request.after, "after", faults)
+        count = request.count or PREVIEW_COUNT_DEFAULT
+        if not 1 <= count <= PREVIEW_COUNT_MAX:
+            faults.expected("count", request.count, f"1 to {PREVIEW_COUNT_MAX}")
+        faults.refuse_if_any()
+        anchor_ms = now_ms
+        if name:
+            await self._fresh(False, context)
+            job = self._present(name)
+            tried, anchor_ms = job.spec.schedules, job.anchor_time_ms
+        response = job_pb2.PreviewFireTimesResponse()
+        for fire in await self._fires(tried, after_ms, count, anchor_ms):
+            proto = response.fires.add(local_time=fire.local_time, dst_note=fire.dst_note)
+            _convert.put_time(proto.time, fire.time_ms)
+        for schedule in tried:
+            response.descriptions.append(describe(schedule))
+            response.warnings.extend(surprises(schedule))
+        return response
+
+    async def _fires(
+        self, schedules: tuple[Schedule, ...], after_ms: int, count: int, anchor_ms: int
+    ) -> list[Fire]:
+        """The next occurrences of all schedules together; where several meet, the first one's."""
+        by_time: dict[int, Fire] = {}
+        pace = self._slices.begin()
+        for schedule in schedules:
+            next_after_ms, found = after_ms, 0
+            while found < count:
+                fires = preview(schedule, next_after_ms, min(10, count - found), anchor_ms)
+                if not fires:
+                    break
+                for fire in fires:
+                    by_time.setdefault(fire.time_ms, fire)
+                    await pace.pace()
+                next_after_ms, found = fires[-1].time_ms, found + len(fires)
+                await pace.look()
+        return [by_time[time_ms] for time_ms in sorted(by_time)[:count]]
+
+    async def ListOccurrences(  # noqa: N802
+        self, request: job_pb2.ListOccurrencesRequest, context: Any
+    ) -> job_pb2.ListOccurrencesResponse:
+        faults = Faults()
+        name = admission.job_name(request.name, "name", faults)
+        from_ms = to_ms = None
+        if request.HasField("from_time"):
+            from_ms = admission.time_ms(request.from_time, "from_time", faults)
+        if request.HasField("to_time"):
+            to_ms = admission.time_ms(request.to_time, "to_time", faults)
+        size = admission.page_size(
+            request.page_size, faults, default=RANGES_DEFAULT, most=RANGES_MAX
+        )
+        faults.refuse_if_any()
+        parameters = ("ListOccurrences", name, str(from_ms), str(to_ms))
+        position = decode_token(request.page_token, *parameters)
+        await self._fresh(request.stale_ok, context)
+        job = self._present(name)
+        ledger: Ledger = self._replica.state.ledger[name]
+        response = job_pb2.ListOccurrencesResponse()
+        _convert.put_time(response.floor_time, ledger.floor_ms)
+        _convert.put_time(response.mark_time, job.mark_time_ms)
+        # Copied at once: the ledger grows while a page is walked in slices.
+        ranges = list(ledger.ranges)
+        start = 0 if from_ms is None else bisect_left(ranges, from_ms, key=lambda one: one.to_ms)
+        if position is not None:
+            start = max(start, bisect_right(ranges, position[0], key=lambda one: one.to_ms))
+        page, pace = Page(size), self._slices.begin()
+        for at in range(start, len(ranges)):
+            stored = ranges[at]
+            if to_ms is not None and stored.from_ms > to_ms:
+                break
+            proto = _convert.occurrences(stored)
+            if not page.takes(proto.ByteSize()):
+                last_ms = ranges[at - 1].to_ms
+                response.next_page_token = encode_token((last_ms, ""), *parameters)
+                break
+            response.ranges.append(proto)
+            await pace.pace()
+        return response
+
+    async def _fresh(self, stale_ok: bool, context: Any) -> None:
+        """Waits until the local state holds every write acknowledged before the call."""
+        if not stale_ok:
+            await self._replica.engine.read_barrier(timeout=timeout_s(context))
+
+
+def _live(changed: object, name: str) -> Job:
+    """The job that a command yielded; a repeated one may find it deleted since."""
+    if changed is None or cast("Job", changed).deleted:
+        raise _no_job(name)
+    return cast("Job", changed)
+
+
+def _check_etag(job: Job, etag: int) -> None:
+    if etag and etag != job.version:
+        raise Refusal(
+            "ETAG_MISMATCH",
+            f"job {job.name} was changed since its etag {etag} was read; it is at {job.version}",
+            detail={"current_etag": str(job.version), "job": job.name},
+        )
+
+
+def _job_exists(name: str) -> Refusal:
+    message = f"job {name} exists; apply it instead to change it"
+    return Refusal("JOB_EXISTS", message, detail={"job": name})
+
+
+def _no_job(name: str) -> Refusal:
+    return Refusal("JOB_NOT_FOUND", f"no job {name}", detail={"job": name})

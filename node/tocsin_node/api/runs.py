@@ -1,0 +1,310 @@
+"""RunService: reads, cancels and watches runs.
+
+A watch is served by any node from what it has applied, and keeps no queue: each time it goes on
+from a revision through the runs ordered by their last change. So a slow reader costs no memory,
+sees the newest state of each run instead of every step, and can resume on another node.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import bisect_right
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from tocsin.v1 import run_pb2, run_pb2_grpc
+from tocsin_node import admission
+from tocsin_node.admission import Faults, Parent, Refusal
+from tocsin_node.api import _convert, status
+from tocsin_node.api._filters import RunFilter, run_filter
+from tocsin_node.api._forward import timeout_s
+from tocsin_node.api._pages import Page, Position, Slices, decode_token, encode_token
+from tocsin_node.core import command as commands
+from tocsin_node.core.command import RequestKey, digest
+from tocsin_node.core.model import Run, RunState
+from tocsin_node.core.result import Reason, Rejected
+from tocsin_node.core.state import State
+from tocsin_node.leader.dispatcher import Dispatcher
+from tocsin_node.replica import Changes, Replica
+
+HEARTBEAT_MS = 2_000  # of silent watches; promised at least every 5 s
+# A pause after each change that is noticed, so that those of a burst travel in one frame.
+COALESCE_S = 0.02
+PIECE_RUNS = 10_000  # names that a watch holds at a time
+FRAME_RUNS = 500
+WATCHES_MAX = 1_000
+WALK_BACK_MAX = 2_000  # changes that are looked for one by one, from the newest
+
+_WAITING = frozenset({RunState.PENDING, RunState.RETRY_WAIT})
+
+
+class RunService(run_pb2_grpc.RunServiceServicer):
+    """Serves from the replica of this node; which unary calls reach it, the edge decides."""
+
+    def __init__(self, replica: Replica, slices: Slices, dispatcher: Dispatcher) -> None:
+        self._replica = replica
+        self._slices = slices
+        self._dispatcher = dispatcher
+        self._watches: set[_Watch] = set()
+        self._closed = False
+        replica.subscribe(self._on_changes)
+
+    def close(self) -> None:
+        """Ends all watches, so that the server can stop; their readers go on elsewhere."""
+        self._closed = True
+        for watch in self._watches:
+            watch.changed.set()
+
+    def _on_changes(self, changes: Changes) -> None:
+        if changes.runs:
+            for watch in self._watches:
+                watch.changed.set()
+
+    # -- unary ---------------------------------------------------------------------------------
+
+    async def GetRun(  # noqa: N802
+        self, request: run_pb2.GetRunRequest, context: Any
+    ) -> run_pb2.GetRunResponse:
+        faults = Faults()
+        name = admission.run_name(request.name, "name", faults)
+        faults.refuse_if_any()
+        await self._fresh(request.stale_ok, context)
+        run = self._replica.state.runs.get(name)
+        if run is None:
+            raise Refusal("RUN_NOT_FOUND", f"no run {name}", detail={"run": name})
+        return run_pb2.GetRunResponse(run=self._shown(run))
+
+    async def ListRuns(  # noqa: N802
+        self, request: run_pb2.ListRunsRequest, context: Any
+    ) -> run_pb2.ListRunsResponse:
+        faults = Faults()
+        parent = admission.parent(request.parent, "parent", faults, job_allowed=True)
+        wanted = run_filter(request.filter, faults)
+        size = admission.page_size(
+            request.page_size,
+            faults,
+            default=admission.PAGE_SIZE_DEFAULT,
+            most=admission.PAGE_SIZE_MAX,
+        )
+        faults.refuse_if_any()
+        parameters = ("ListRuns", request.parent, request.filter)
+        position = decode_token(request.page_token, *parameters)
+        await self._fresh(request.stale_ok, context)
+        response = run_pb2.ListRunsResponse()
+        page, pace, last = Page(size), self._slices.begin(), None
+        state = self._replica.state
+        for name in _newest_first(state, parent, position):
+            run = state.runs.get(name)
+            if run is not None and _is_wanted(state, run, parent, wanted):
+                proto = self._shown(run)
+                if not page.takes(proto.ByteSize()):
+                    assert last is not None, "the first run always fits"
+                    position = (last.create_time_ms, last.name)
+                    response.next_page_token = encode_token(position, *parameters)
+                    break
+                response.runs.append(proto)
+                last = run
+            await pace.pace()
+        return response
+
+    async def CancelRuns(  # noqa: N802
+        self, request: run_pb2.CancelRunsRequest, context: Any
+    ) -> run_pb2.CancelRunsResponse:
+        faults = Faults()
+        if not 1 <= len(request.names) <= admission.CANCEL_NAMES_MAX:
+            allowed = f"1 to {admission.CANCEL_NAMES_MAX}"
+            faults.add("names", f"got {len(request.names)} names, allowed: {allowed}")
+        names = tuple(
+            admission.run_name(name, f"names[{number}]", faults)
+            for number, name in enumerate(request.names[: admission.CANCEL_NAMES_MAX])
+        )
+        reason = admission.note(request.reason, "reason", faults)
+        admission.request_id(request.request_id, faults)
+        faults.refuse_if_any()
+        key = RequestKey(request.request_id, digest("CancelRuns", names, reason))
+        applied = await self._replica.execute(
+            commands.CancelRuns(key, names, reason), timeout=timeout_s(context)
+        )
+        refusals: Any = applied.value
+        response = run_pb2.CancelRunsResponse()
+        for name, refused in zip(names, refusals, strict=True):
+            item = response.results.add(name=name)
+            if refused is not None:
+                item.status.CopyFrom(_item_status(name, refused))
+        return response
+
+    async def _fresh(self, stale_ok: bool, context: Any) -> None:
+        """Waits until the local state holds every write acknowledged before the call."""
+        if not stale_ok:
+            await self._replica.engine.read_barrier(timeout=timeout_s(context))
+
+    def _shown(self, run: Run) -> run_pb2.Run:
+        """The run as it is stored, with what only the leader's memory knows of it."""
+        waits_for = self._dispatcher.explain(run) if run.state in _WAITING else ""
+        progress = 0.0
+        if run.state is RunState.LEASED:
+            progress = self._dispatcher.progress.get(run.name, 0.0)
+        return _convert.run(self._replica.state, run, waits_for=waits_for, progress=progress)
+
+    # -- watch ---------------------------------------------------------------------------------
+
+    async def WatchRuns(  # noqa: N802
+        self, request: run_pb2.WatchRunsRequest, context: Any
+    ) -> AsyncIterator[run_pb2.WatchRunsResponse]:
+        faults = Faults()
+        parent = admission.parent(request.parent, "parent", faults, job_allowed=True)
+        wanted = run_filter(request.filter, faults)
+        if request.from_revision < 0:
+            faults.expected("from_revision", request.from_revision, "0, or a revision")
+        faults.refuse_if_any()
+        if len(self._watches) >= WATCHES_MAX:
+            raise Refusal("OVERLOADED", f"this node serves {WATCHES_MAX} watches; ask another one")
+        watch = _Watch(parent, wanted, request.from_revision, asyncio.Event())
+        self._watches.add(watch)
+        try:
+            async for frame in self._frames(watch):
+                yield frame
+        finally:
+            self._watches.discard(watch)
+
+    async def _frames(self, watch: _Watch) -> AsyncIterator[run_pb2.WatchRunsResponse]:
+        """What has changed since the watch's revision, then what changes, for ever."""
+        clock = self._replica.clock
+        existed_until = max(self._replica.state.index, watch.revision)
+        caught_up = False
+        sent_ms = clock.elapsed_ms()
+        while not self._closed:
+            watch.changed.clear()
+            async for frame in self._news(watch):
+                yield frame
+                sent_ms = clock.elapsed_ms()
+            silent_ms = clock.elapsed_ms() - sent_ms
+            if not caught_up and watch.revision >= existed_until:
+                caught_up = True
+                yield run_pb2.WatchRunsResponse(revision=watch.revision, caught_up=True)
+                sent_ms = clock.elapsed_ms()
+            elif silent_ms >= HEARTBEAT_MS:
+                yield run_pb2.WatchRunsResponse(revision=watch.revision, heartbeat=True)
+                sent_ms = clock.elapsed_ms()
+            elif await _is_set_within(watch.changed, (HEARTBEAT_MS - silent_ms) / 1_000):
+                await asyncio.sleep(COALESCE_S)
+        raise Refusal("SHUTTING_DOWN", "this node is stopping; resume on another one")
+
+    async def _news(self, watch: _Watch) -> AsyncIterator[run_pb2.WatchRunsResponse]:
+        """The next piece of what changed since the watch's revision, oldest change first.
+
+        Moves the revision on, by one piece; sends nothing where nothing in it is wanted.
+        """
+        state = self._replica.state
+        pace = self._slices.begin()
+        piece = _changed_since(state, watch.revision)
+        if not piece:
+            watch.revision = max(watch.revision, state.index)
+            return
+        watch.changed.set()  # there may be another piece
+        # Read now: while frames are sent, runs change, and come again in a later piece.
+        revisions = [state.runs[name].revision for name in piece]
+        frame, page = run_pb2.WatchRunsResponse(), Page(FRAME_RUNS)
+        for at, name in enumerate(piece):
+            run = state.runs.get(name)
+            if run is not None and _is_wanted(state, run, watch.parent, watch.filter):
+                proto = self._shown(run)
+                if not page.takes(proto.ByteSize()):
+                    # To resume from here is safe if nothing of this revision is left to send.
+                    watch.revision = max(watch.revision, revisions[at] - 1)
+                    frame.revision = watch.revision
+                    yield frame
+                    frame, page = run_pb2.WatchRunsResponse(), Page(FRAME_RUNS)
+                    page.takes(proto.ByteSize())
+                frame.runs.append(proto)
+            await pace.pace()
+        watch.revision = max(watch.revision, revisions[-1])
+        if frame.runs:
+            frame.revision = watch.revision
+            yield frame
+
+
+@dataclass(eq=False, slots=True)
+class _Watch:
+    """One reader: what it wants, up to which revision it has been told, and that there is more."""
+
+    parent: Parent
+    filter: RunFilter
+    revision: int
+    changed: asyncio.Event
+
+
+async def _is_set_within(event: asyncio.Event, timeout: float) -> bool:
+    try:
+        async with asyncio.timeout(timeout):
+            await event.wait()
+    except TimeoutError:
+        return False
+    return True
+
+
+def _is_wanted(state: State, run: Run, parent: Parent, wanted: RunFilter) -> bool:
+    return parent.holds(run.job) and wanted.matches(run, state.spec_of(run))
+
+
+def _changed_since(state: State, revision: int) -> list[str]:
+    """Names of runs that changed after a revision, oldest change first; of many, the first ones.
+
+    A piece ends between two revisions, so that its last one stands for all of it.
+    """
+    found: list[str] = []
+    for name in islice(reversed(state.recent), WALK_BACK_MAX):
+        if state.runs[name].revision <= revision:
+            found.reverse()
+            return found
+        found.append(name)
+    if len(found) < WALK_BACK_MAX:
+        found.reverse()
+        return found
+    # Copied, since nothing in the middle of a dict can be reached by its place.
+    names = list(state.recent)
+    start = bisect_right(names, revision, key=lambda name: state.runs[name].revision)
+    end = min(start + PIECE_RUNS, len(names))
+    last = state.runs[names[end - 1]].revision
+    while end < len(names) and state.runs[names[end]].revision == last:
+        end += 1
+    return names[start:end]
+
+
+def _newest_first(state: State, parent: Parent, after: Position | None) -> Iterator[str]:
+    """Names of runs, newest first, from a position on; those of one instant by name, descending.
+
+    The order is read at once, so that runs that come and go meanwhile do not disturb the walk.
+    """
+    names = list(state.runs_by_job.get(parent.job, ())) if parent.job else list(state.runs)
+    end = len(names)
+    if after is not None:
+        end = bisect_right(names, after[0], key=lambda name: state.runs[name].create_time_ms)
+    while end > 0:
+        # One group of runs that were made at the same instant.
+        time_ms = _create_time_ms(state, names[end - 1])
+        start = end - 1
+        while start > 0 and _create_time_ms(state, names[start - 1]) in (time_ms, None):
+            start -= 1
+        group = sorted(names[start:end], reverse=True)
+        end = start
+        for name in group:
+            if after is None or (time_ms or 0, name) < after:
+                yield name
+
+
+def _create_time_ms(state: State, name: str) -> int | None:
+    """When a run was made; None for one that is gone."""
+    run = state.runs.get(name)
+    return None if run is None else run.create_time_ms
+
+
+def _item_status(name: str, reason: Reason) -> Any:
+    messages = {
+        Reason.RUN_NOT_FOUND: f"no run {name}",
+        Reason.RUN_FINISHED: f"run {name} has ended already",
+    }
+    rejected = Rejected(reason, messages.get(reason, str(reason)), {"run": name})
+    return status.to_status(status.of_rejected(rejected))

@@ -1,0 +1,345 @@
+"""One node: builds its parts, starts them in order, and stops them in reverse.
+
+    start   zones, API port bound, Raft (folder, journal, port), leadership, API serving
+    stop    health and watches say so, leader loops, API (calls under way may finish), Raft
+
+Owns which part knows which other, and what happens on an election: the new leader first commits a
+BeginTerm of its own, then starts its loops, and only then is served by this node as leader. Refuses
+to decide anything about jobs, and to read files or flags (config.py, __main__.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import socket
+import sys
+from collections.abc import Callable
+from typing import Protocol
+
+import grpc
+
+from tocsin.v1 import cluster_pb2_grpc, job_pb2_grpc, run_pb2_grpc, worker_pb2_grpc
+from tocsin_node.api._forward import MESSAGE_BYTES_MAX, Edge
+from tocsin_node.api._pages import Slices
+from tocsin_node.api.cluster import ClusterService
+from tocsin_node.api.health import Health
+from tocsin_node.api.jobs import JobService
+from tocsin_node.api.runs import RunService
+from tocsin_node.api.worker import WorkerService
+from tocsin_node.clock import Clock, ClusterClock, HostClock
+from tocsin_node.config import Config
+from tocsin_node.core.command import BeginTerm
+from tocsin_node.core.model import Limits
+from tocsin_node.leader.dispatcher import Dispatcher
+from tocsin_node.leader.leases import Leases
+from tocsin_node.leader.ticker import Ticker
+from tocsin_node.raft.engine import (
+    AddressInUse,
+    AddressRefused,
+    Engine,
+    EngineStopped,
+    LeaderEvent,
+    NotLeader,
+    RaftError,
+    RaftOptions,
+    Role,
+    StartRefused,
+)
+from tocsin_node.replica import Replica
+from tocsin_node.schedule import use_packaged_zones
+
+# Threads of the runtime hold the interpreter for at most this long while the loop waits for it.
+SWITCH_INTERVAL_S = 0.0005
+STOP_GRACE_S = 2.0  # for calls under way
+BEGIN_RETRY_S = 0.1
+
+SERVER_OPTIONS = (
+    # A second node on the same port must fail, not share its connections.
+    ("grpc.so_reuseport", 0),
+    ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
+    ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
+    # Clients ping every 10 s, also without calls; this key, not min_recv_ping_interval, allows it.
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+)
+
+log = logging.getLogger(__name__)
+
+
+class LeaderLoop(Protocol):
+    """What runs on the leader only."""
+
+    def start(self, term: int) -> None: ...
+
+    async def stop(self) -> None: ...
+
+
+class Server:
+    """One node of a cluster, in this process and on this event loop.
+
+    Args:
+        on_fatal: called once when the node must end (the state machine raised, the disk failed, a
+            bug showed); it has stopped deciding by then.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        node_id: str,
+        *,
+        on_fatal: Callable[[BaseException], None],
+        clock: Clock | None = None,
+    ) -> None:
+        self.node = config.node(node_id)
+        self.config = config
+        self.replica = Replica(config, ClusterClock(clock or HostClock()))
+        self.engine = Engine(
+            node_id=node_id,
+            peers=config.raft_addresses(),
+            data_dir=config.node_data_dir(node_id),
+            cluster_id=config.cluster_id,
+            apply=self.replica.apply,
+            stamp=self.replica.clock.now_ms,
+            options=_raft_options(config),
+            on_fatal=on_fatal,
+        )
+        self.replica.attach(self.engine)
+        self.leases = Leases(self.replica)
+        self.dispatcher = Dispatcher(self.replica, self.leases)
+        self.health = Health()
+        self.leadership = Leadership(
+            self.replica,
+            loops=(self.leases, self.dispatcher, Ticker(self.replica)),
+            health=self.health,
+            on_fatal=on_fatal,
+        )
+        self._edge = Edge(self.leadership, config.api_addresses())
+        self._runs: RunService | None = None
+        self._api: grpc.aio.Server | None = None
+
+    async def start(self) -> None:
+        """Starts the node; returns when it answers calls, whether or not it found the others.
+
+        Raises:
+            StartRefused: one of its kinds, such as AddressInUse and DataDirInUse; nothing is left
+                running.
+        """
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
+        use_packaged_zones()
+        self._api = await self._bound_api()
+        try:
+            await self.engine.start()
+        except BaseException:
+            await self._api.stop(None)
+            raise
+        self.leadership.start()
+        await self._api.start()
+
+    async def stop(self) -> None:
+        """Stops the node; calls under way get a moment to finish."""
+        await self.health.shut_down()
+        if self._runs is not None:
+            self._runs.close()
+        await self.leadership.stop()
+        if self._api is not None:
+            await self._api.stop(STOP_GRACE_S)
+        await self._edge.close()
+        await self.engine.stop()
+
+    async def _bound_api(self) -> grpc.aio.Server:
+        """The API with its services, its port taken; it answers once it is started."""
+        address = self.node.api_address
+        await _refuse_port_in_use(self.node.id, address)
+        server = grpc.aio.server(interceptors=[self._edge], options=SERVER_OPTIONS)
+        slices = Slices(self.replica.clock)
+        self._runs = RunService(self.replica, slices, self.dispatcher)
+        job_pb2_grpc.add_JobServiceServicer_to_server(JobService(self.replica, slices), server)
+        run_pb2_grpc.add_RunServiceServicer_to_server(self._runs, server)
+        worker_pb2_grpc.add_WorkerServiceServicer_to_server(
+            WorkerService(self.replica, self.dispatcher, self.leases), server
+        )
+        cluster_pb2_grpc.add_ClusterServiceServicer_to_server(
+            ClusterService(
+                self.replica,
+                self.node.id,
+                worker_count=lambda: len(self.dispatcher.workers()),
+            ),
+            server,
+        )
+        self.health.register(server)
+        try:
+            port = server.add_insecure_port(address)
+        except RuntimeError:
+            port = 0  # so do older releases of grpc say it
+        if not port:
+            raise _address_in_use(self.node.id, address)
+        return server
+
+
+class Leadership:
+    """Follows elections: one term's loops are stopped before the next one's start.
+
+    It is the node's `Standing`, see api/_forward.py.
+    """
+
+    def __init__(
+        self,
+        replica: Replica,
+        *,
+        loops: tuple[LeaderLoop, ...],
+        health: Health,
+        on_fatal: Callable[[BaseException], None],
+    ) -> None:
+        self._replica = replica
+        self._loops = loops
+        self._health = health
+        self._on_fatal = on_fatal
+        self._elected_term: int | None = None
+        self._running_term: int | None = None  # of the loops
+        self._changed = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def node_id(self) -> str:
+        return self._replica.engine.node_id
+
+    @property
+    def serves(self) -> bool:
+        engine = self._replica.engine
+        return self._running_term == engine.term and engine.is_serving
+
+    @property
+    def leads(self) -> bool:
+        return self._replica.engine.role is Role.LEADER
+
+    @property
+    def leader_id(self) -> str | None:
+        """The leader that this node knows; a node that does not lead never names itself."""
+        leader_id = self._replica.engine.leader_id
+        return None if leader_id == self.node_id and not self.leads else leader_id
+
+    @property
+    def term(self) -> int:
+        return self._replica.engine.term
+
+    def start(self) -> None:
+        self._replica.engine.subscribe(self._on_event)
+        self._task = asyncio.ensure_future(self._follow())
+
+    async def stop(self) -> None:
+        """Ends the loops for good."""
+        task, self._task = self._task, None
+        if task is None:
+            return
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await self._end_loops()
+
+    def _on_event(self, event: LeaderEvent) -> None:
+        if event.kind == "elected":
+            self._elected_term = event.term
+        elif event.kind == "deposed":
+            self._elected_term = None
+        self._changed.set()
+
+    async def _follow(self) -> None:
+        try:
+            while True:
+                await self._health.set_leader(self.serves)
+                await self._changed.wait()
+                self._changed.clear()
+                if self._running_term not in (None, self._elected_term):
+                    await self._health.set_leader(False)
+                    await self._end_loops()
+                if self._elected_term is not None and self._running_term is None:
+                    await self._begin(self._elected_term)
+        except Exception as error:
+            self._on_fatal(error)
+
+    async def _begin(self, term: int) -> None:
+        """Writes the term's first command, then starts the loops, unless deposed meanwhile."""
+        while self._elected_term == term:
+            try:
+                await self._replica.execute(self._begin_term(term), reserved=True)
+                break
+            except (NotLeader, EngineStopped):
+                return
+            except RaftError as error:
+                # Its outcome is open, and it does no harm twice.
+                log.warning("term %d could not begin: %s; trying again", term, error)
+                await asyncio.sleep(BEGIN_RETRY_S)
+        if self._elected_term != term:
+            return
+        for loop in self._loops:
+            loop.start(term)
+        self._running_term = term
+        log.info("node %s serves as leader of term %d", self.node_id, term)
+
+    async def _end_loops(self) -> None:
+        if self._running_term is None:
+            return
+        term, self._running_term = self._running_term, None
+        for loop in reversed(self._loops):
+            await loop.stop()
+        log.info("node %s no longer serves as leader of term %d", self.node_id, term)
+
+    def _begin_term(self, term: int) -> BeginTerm:
+        config, clock = self._replica.config, self._replica.clock
+        behind = clock.host.wall_ms() < self._replica.state.time_ms
+        return BeginTerm(
+            term=term,
+            node_id=self.node_id,
+            limits=Limits(
+                jobs=config.limits.jobs,
+                pending_runs=config.limits.pending_runs,
+                runs_per_job=config.limits.runs_per_job,
+                finished_runs=config.limits.finished_runs,
+                run_retention_ms=config.limits.run_retention_ms,
+            ),
+            clock_source="log" if behind else "wall",
+        )
+
+
+def _raft_options(config: Config) -> RaftOptions:
+    shortest_ms = config.raft.election_timeout_ms[0]
+    try:
+        return RaftOptions(
+            election_timeout_ms=config.raft.election_timeout_ms,
+            heartbeat_interval_ms=config.raft.heartbeat_interval_ms,
+            # A leader that is cut off gives up about when the others elect another one.
+            cut_off_timeout_ms=shortest_ms + shortest_ms // 5,
+        )
+    except ValueError as error:
+        raise StartRefused(f"{config.path}: raft: {error}") from error
+
+
+async def _refuse_port_in_use(node_id: str, address: str) -> None:
+    """Tries every socket that the address means: grpc is content with one that is free."""
+    host, _, port = address.rpartition(":")
+    loop = asyncio.get_running_loop()
+    try:
+        found = await loop.getaddrinfo(
+            host.strip("[]"), int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+    except OSError as error:
+        raise AddressRefused(f"API address {address} of node {node_id}: {error}") from error
+    for family, kind, protocol, _, target in found:
+        try:
+            with socket.socket(family, kind, protocol) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind(target)
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise _address_in_use(node_id, address) from error
+            if len(found) == 1:  # else: a machine without IPv6 still has localhost
+                text = f"API address {address} of node {node_id} cannot be used: {error.strerror}"
+                raise AddressRefused(text) from error
+
+
+def _address_in_use(node_id: str, address: str) -> AddressInUse:
+    return AddressInUse(
+        f"API address {address} of node {node_id} is in use by another process;"
+        " stop that one or give the node another api address in the configuration"
+    )
