@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import sys
 from collections.abc import Sequence
 
 import click
@@ -43,9 +45,7 @@ def worker() -> None:
 @click.option("--id", "worker_id", metavar="ID", help="For people.  [default: host and process id]")
 @cluster_options
 @pass_settings
-@click.pass_context
 def shell(
-    ctx: click.Context,
     settings: Settings,
     /,
     *,
@@ -64,13 +64,14 @@ def shell(
       tocsin worker shell
       tocsin worker shell --queue reports --queue default --slots 2
     """
-    from tocsin.workers import shell as shell_worker  # noqa: PLC0415 - needs grpc
+    from tocsin.workers.shell import create_shell_worker  # noqa: PLC0415 - needs grpc
 
-    ctx.exit(
-        shell_worker.run(
-            settings.target, queues=queues or ("default",), slots=slots, worker_id=worker_id
-        )
+    logging.basicConfig(
+        level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s"
     )
+    create_shell_worker(
+        settings.target, queues=queues or ("default",), slots=slots, worker_id=worker_id
+    ).run()
 
 
 @worker.command("list", short_help="List workers.")
