@@ -173,6 +173,7 @@ def run(state: State, stored: Run, *, waits_for: str = "", progress: float = 0.0
         revision=stored.revision,
         attempt_count=stored.attempt_count,
         max_attempts=spec.retry.max_attempts,
+        refused_report_count=stored.refused_count,
     )
     put_time(proto.nominal_time, stored.nominal_time_ms)
     put_time(proto.due_time, stored.due_time_ms)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import zlib
+import hashlib
 
 from tocsin_node.core.model import RetryPolicy
 
@@ -22,5 +22,6 @@ def backoff_ms(policy: RetryPolicy, *, attempt: int, run: str) -> int:
         if wait_ms >= policy.max_backoff_ms:
             break
     wait_ms = min(wait_ms, policy.max_backoff_ms)
-    spread = zlib.crc32(f"{run}#{attempt}".encode()) % (2 * _JITTER_PERMILLE + 1) - _JITTER_PERMILLE
+    name = hashlib.blake2b(f"{run}#{attempt}".encode(), digest_size=8).digest()
+    spread = int.from_bytes(name, "big") % (2 * _JITTER_PERMILLE + 1) - _JITTER_PERMILLE
     return min(wait_ms + wait_ms * spread // 1000, policy.max_backoff_ms)
