@@ -1,0 +1,638 @@
+"""The worker against a node whose every frame the test decides."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from google.protobuf.duration_pb2 import Duration
+
+import tocsin
+from tocsin import Context, Worker
+from tocsin.v1 import worker_pb2
+
+RUN = "default/report/20261129T070000Z"
+
+
+async def test_an_assignment_is_acknowledged_executed_and_reported(kit: Any) -> None:
+    node = await kit.node()
+    worker = Worker([node.address], slots=2, worker_id="w1", labels={"zone": "a"})
+    seen: list[Context] = []
+
+    @worker.handler
+    async def work(ctx: Context, region: str) -> dict[str, str]:
+        seen.append(ctx)
+        assert tocsin.current() is ctx
+        return {"region": region}
+
+    kit.serve(worker)
+    stream = await node.accept()
+    hello = await stream.frame("hello")
+    assert (hello.worker_id, hello.slots, list(hello.handlers)) == ("w1", 2, ["work"])
+    assert list(hello.queues) == ["default"]
+    assert dict(hello.labels) == {"zone": "a"}
+    assert hello.instance_id
+    stream.welcome()
+    await stream.credit(2, 0)
+    stream.assign(kit.item(RUN, 41, payload=b'{"region": "ny"}'))
+    named = await stream.until(lambda: [beat for beat in stream.of_kind("heartbeat") if beat.items])
+    assert named[0].items[0].lease.fencing_token == 41
+    report = await stream.report(RUN, 41)
+    assert json.loads(report.result) == {"region": "ny"}
+    stream.acknowledge(report.lease)
+    await stream.credit(2, 1)
+    context = seen[0]
+    assert (context.run, context.job, context.attempt) == (RUN, "default/report", 1)
+    assert (context.fencing_token, context.idempotency_key) == (41, f"{RUN}#7")
+    assert 0 < context.remaining() <= 60
+
+
+async def test_sync_handlers_run_on_threads_and_reports_are_batched(kit: Any) -> None:
+    node = await kit.node()
+    worker = Worker([node.address], slots=8)
+    barrier = threading.Barrier(8)
+
+    @worker.handler
+    def work(ctx: Context) -> int:
+        barrier.wait(kit.PATIENCE)  # passes only if all eight run at once
+        return ctx.fencing_token
+
+    kit.serve(worker)
+    stream = await node.accept()
+    stream.welcome(max_batch=3)
+    stream.assign(*[kit.item(f"default/j/{n}", n) for n in range(1, 9)])
+    await stream.until(lambda: len(stream.reports()) == 8)
+    assert {token: int(item.result) for (_, token), item in stream.reports().items()} == {
+        n: n for n in range(1, 9)
+    }
+    assert max(len(frame.items) for frame in stream.of_kind("completions")) <= 3
+    await stream.credit(8, 1)
+
+
+async def test_reports_are_kept_until_acknowledged_and_sent_again_after_a_reconnect(
+    kit: Any,
+) -> None:
+    node = await kit.node()
+    worker = Worker([node.address], slots=1)
+    calls: list[int] = []
+
+    @worker.handler
+    def work(ctx: Context) -> str:
+        calls.append(ctx.fencing_token)
+        return "done"
+
+    kit.serve(worker)
+    first = await node.accept()
+    first.welcome()
+    first.assign(kit.item(RUN, 5))
+    await first.report(RUN, 5)
+    first.end()
+    second = await node.accept()
+    hello = await second.frame("hello")
+    assert [lease.fencing_token for lease in hello.held] == [5]
+    kept = worker_pb2.KeptLease(lease=hello.held[0], lease_duration=Duration(seconds=30))
+    second.welcome(kept=[kept])
+    report = await second.report(RUN, 5)
+    assert json.loads(report.result) == "done"
+    second.acknowledge(report.lease, worker_pb2.COMPLETION_OUTCOME_ALREADY_APPLIED)
+    second.end()
+    third = await node.accept()
+    assert not (await third.frame("hello")).held
+    third.welcome()
+    await third.credit(1, 0)
+    assert third.reports() == {}
+    assert calls == [5]
+
+
+async def test_a_redirect_is_followed_to_a_leader_that_the_endpoints_do_not_name(kit: Any) -> None:
+    follower, leader = await kit.node("n1"), await kit.node("n2")
+    worker = Worker([follower.address])
+    worker.add_handler("work", lambda ctx: None)
+    kit.serve(worker)
+    stream = await follower.accept()
+    stream.send(redirect=worker_pb2.Redirect(leader_id="n2", leader_address=leader.address, term=3))
+    stream = await leader.accept()
+    stream.welcome("n2")
+    await stream.credit(8, 0)
+
+
+async def test_without_a_leader_the_nodes_are_tried_in_turn_until_there_is_one(kit: Any) -> None:
+    nodes = [await kit.node("n1"), await kit.node("n2")]
+    worker = Worker([node.address for node in nodes])
+    worker.add_handler("work", lambda ctx: None)
+    kit.serve(worker)
+
+    async def redirect(node: Any) -> None:
+        stream = await node.accept()
+        stream.send(redirect=worker_pb2.Redirect(retry_after=Duration(nanos=10_000_000)))
+
+    await asyncio.gather(*(redirect(node) for node in nodes))
+    streams = [asyncio.create_task(node.accept()) for node in nodes]
+    done, others = await asyncio.wait(streams, return_when=asyncio.FIRST_COMPLETED)
+    for other in others:
+        other.cancel()
+    stream = done.pop().result()
+    stream.welcome()
+    await stream.credit(8, 0)
+
+
+async def test_a_silent_node_is_left_for_another(kit: Any) -> None:
+    nodes = [await kit.node("n1"), await kit.node("n2")]
+    worker = Worker([node.address for node in nodes])
+    worker.add_handler("work", lambda ctx: None)
+    kit.serve(worker)
+    streams = [asyncio.create_task(node.accept()) for node in nodes]
+    done, (other,) = await asyncio.wait(streams, return_when=asyncio.FIRST_COMPLETED)
+    stream = done.pop().result()
+    stream.acknowledges = False
+    stream.welcome()
+    stream = await other
+    stream.welcome("n2")
+    await stream.credit(8, 0)
+
+
+async def test_an_assignment_that_is_never_confirmed_is_stopped_in_time(kit: Any) -> None:
+    node = await kit.node()
+    worker = Worker([node.address])
+    stopped: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
+
+    @worker.handler
+    async def work(ctx: Context) -> None:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            stopped.set_result(ctx.stopped)
+            raise
+
+    kit.serve(worker)
+    stream = await node.accept()
+    stream.acknowledges = False
+    stream.welcome()
+    stream.assign(kit.item(RUN, 9))
+    assert isinstance(await asyncio.wait_for(stopped, kit.PATIENCE), tocsin.LeaseLost)
+    # The attempt's end is told to whoever leads by now; it is not for this worker to judge.
+    report = await stream.report(RUN, 9)
+    assert (report.error.kind, report.retryable) == ("lease-lost", True)
+
+
+async def test_after_a_freeze_a_check_raises_before_any_renewal(kit: Any) -> None:
+    node = await kit.node()
+    worker = Worker([node.address])
+    ahead = [0.0]
+    boottime = worker._clock
+    worker._clock = lambda: boottime() + ahead[0]
+    started, thawed = threading.Event(), threading.Event()
+    raised: list[type[BaseException]] = []
+
+    @worker.handler
+    def work(ctx: Context) -> None:
+        started.set()
+        thawed.wait(kit.PATIENCE)
+        try:
+            ctx.check()
+        except BaseException as error:
+            raised.append(type(error))
+            raise
+
+    kit.serve(worker)
+    stream = await node.accept()
+    stream.welcome()
+    stream.assign(kit.item(RUN, 9, lease_seconds=3))
+    await kit.until(started.is_set)
+    await stream.until(lambda: any(beat.items for beat in stream.of_kind("heartbeat")))
+    ahead[0] = 60.0
+    thawed.set()
+    await kit.until(lambda: raised)
+    assert raised == [tocsin.LeaseLost]
+
+
+async def test_a_result_that_comes_after_the_lease_is_sent_and_its_refusal_logged(
+    kit: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    node = await kit.node()
+    worker = Worker([node.address])
+    ahead = [0.0]
+    boottime = worker._clock
+    worker._clock = lambda: boottime() + ahead[0]
+    started, thawed = threading.Event(), threading.Event()
+
+    @worker.handler
+    def work(ctx: Context) -> str:
+        started.set()
+        thawed.wait(kit.PATIENCE)
+        return "late"
+
+    served = kit.serve(worker)
+    stream = await node.accept()
+    stream.welcome()
+    stream.assign(kit.item(RUN, 9, lease_seconds=3))
+    await kit.until(started.is_set)
+    ahead[0] = 60.0
+    thawed.set()
+    report = await stream.report(RUN, 9)
+    assert json.loads(report.result) == "late"
+    with caplog.at_level(logging.WARNING, "tocsin.worker"):
+        stream.acknowledge(report.lease, worker_pb2.COMPLETION_OUTCOME_FENCED)
+        worker.drain()
+        await served.finished()
+    assert "came too late" in caplog.text
+
+
+async def test_a_lease_that_the_leader_ended_stops_the_handler_and_is_not_reported(
+    kit: Any,
+) -> None:
+    node = await kit.node()
+    worker = Worker([node.address], slots=2)
+    stopped: list[tocsin.ControlFlow | None] = []
+
+    @worker.handler
+    async def work(ctx: Context) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            stopped.append(ctx.stopped)
+
+    kit.serve(worker)
+    stream = await node.accept()
+    stream.welcome()
+    stream.assign(kit.item(RUN, 9))
+    lost = worker_pb2.Lease(run=RUN, attempt=1, fencing_token=9)
+    await stream.credit(1, 1)
+    stream.send(heartbeat_ack=worker_pb2.HeartbeatAck(lost=[lost]))
+    await kit.until(lambda: stopped)
+    assert isinstance(stopped[0], tocsin.LeaseLost)
+    await stream.credit(2, 1)
+    assert stream.reports() == {}
+
+
+async def test_a_newer_token_for_the_same_run_ends_the_older_attempt(kit: Any) -> None:
+    node = await kit.node()
+    worker = Worker([node.address], slots=2)
+    stopped: list[int] = []
+
+    @worker.handler
+    async def work(ctx: Context) -> str:
+        if ctx.fencing_token == 10:
+            return "new"
+        try:
+            await asyncio.Event().wait()
+        finally:
+            stopped.append(ctx.fencing_token)
+        return "old"
+
+    kit.serve(worker)
+    stream = await node.accept()
+    stream.welcome()
+    stream.assign(kit.item(RUN, 9))
+    await stream.credit(1, 1)
+    stream.assign(kit.item(RUN, 10), seq=2)
+    assert json.loads((await stream.report(RUN, 10)).result) == "new"
+    await kit.until(lambda: stopped == [9])
+
+
+@pytest.mark.parametrize("how", ["frame", "ack"])
+async def test_a_cancel_reaches_sync_and_async_handlers(kit: Any, how: str) -> None:
+    node = await kit.node()
+    worker = Worker([node.address])
+    let_go = threading.Event()
+
+    @worker.handler
+    async def in_loop(ctx: Context) -> None:
+        await asyncio.Event().wait()
+
+    @worker.handler
+    def in_thread(ctx: Context) -> None:
+        ctx.on_stop(lambda cause: let_go.set())
+        let_go.wait(kit.PATIENCE)
+        ctx.check()
+
+    kit.serve(worker)
+    stream = await node.accept()
+    stream.welcome()
+    stream.assign(kit.item("a/b/1", 1, "in_loop"), kit.item("a/b/2", 2, "in_thread"))
+    await stream.credit(6, 1)
+    cancels = [
+        worker_pb2.Cancel(lease=worker_pb2.Lease(run=run, attempt=1, fencing_token=token))
+        for run, token in (("a/b/1", 1), ("a/b/2", 2))
+    ]
+    if how == "ack":
+        stream.send(heartbeat_ack=worker_pb2.HeartbeatAck(cancels=cancels))
+    else:
+        for cancel in cancels:
+            stream.send(cancel=cancel)
+    assert (await stream.report("a/b/1", 1)).cancelled
+    assert (await stream.report("a/b/2", 2)).cancelled
+
+
+async def test_the_attempt_timeout_is_reported_as_a_retryable_error(kit: Any) -> None:
+    node = await kit.node()
+    worker = Worker([node.address])
+
+    @worker.handler
+    async def work(ctx: Context) -> None:
+        await asyncio.Event().wait()
+
+    kit.serve(worker)
+    stream = await node.accept()
+    stream.welcome()
+    stream.assign(kit.item(RUN, 9, timeout_seconds=0.2))
+    report = await stream.report(RUN, 9)
+    assert (report.error.kind, report.retryable) == ("timed-out", True)
+
+
+async def test_a_missing_handler_is_reported_retryable_and_logged_as_an_error(
+    kit: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    node = await kit.node()
+    worker = Worker([node.address], worker_id="w1")
+    worker.add_handler("work", lambda ctx: None)
+    kit.serve(worker)
+    stream = await node.accept()
+    stream.welcome()
+    with caplog.at_level(logging.ERROR, "tocsin.worker"):
+        stream.assign(kit.item(RUN, 9, "other"))
+        report = await stream.report(RUN, 9)
+    assert (report.error.kind, report.retryable) == ("handler-missing", True)
+    assert "'other'" in caplog.text
+    await stream.credit(8, 1)
+
+
+def _raise(error: BaseException) -> Any:
+    raise error
+
+
+@pytest.mark.parametrize(
+    ("function", "payload", "kind", "retryable"),
+    [
+        (lambda ctx: _raise(KeyError("x")), b"", "KeyError", True),
+        (lambda ctx: _raise(tocsin.Permanent("no")), b"", "Permanent", False),
+        (lambda ctx: _raise(tocsin.Permanent("no", kind="gone")), b"", "gone", False),
+        (lambda ctx: _raise(SystemExit(3)), b"", "SystemExit", True),
+        (lambda ctx: object(), b"", "result-invalid", False),
+        (lambda ctx: float("nan"), b"", "result-invalid", False),
+        (lambda ctx: "x" * 16384, b"", "result-invalid", False),
+        (lambda ctx: None, b"{", "payload-invalid", False),
+        (lambda ctx: None, b"[1]", "payload-invalid", False),
+        (lambda ctx: None, b'{"a": 1}', "arguments-invalid", True),
+    ],
+)
+async def test_how_an_attempt_fails_is_told(
+    kit: Any, function: Any, payload: bytes, kind: str, retryable: bool
+) -> None:
+    node = await kit.node()
+    worker = Worker([node.address])
+    worker.add_handler("work", function)
+    kit.serve(worker)
+    stream = await node.accept()
+    stream.welcome()
+    stream.assign(kit.item(RUN, 9, payload=payload))
+    report = await stream.report(RUN, 9)
+    assert (report.error.kind, report.retryable) == (kind, retryable)
+    assert report.error.message
+
+
+async def test_retry_later_names_the_wait_and_raw_handlers_get_and_give_bytes(kit: Any) -> None:
+    node = await kit.node()
+    worker = Worker([node.address])
+
+    @worker.handler
+    async def later(ctx: Context) -> None:
+        raise tocsin.RetryLater(90, "busy")
+
+    @worker.handler(name="bytes", raw=True)
+    def as_is(ctx: Context, payload: bytes) -> bytes:
+        return payload[::-1]
+
+    kit.serve(worker)
+    stream = await node.accept()
+    stream.welcome()
+    stream.assign(kit.item("a/b/1", 1, "later"), kit.item("a/b/2", 2, "bytes", payload=b"\xff{"))
+    report = await stream.report("a/b/1", 1)
+    assert (report.retry_after.seconds, report.error.message) == (90, "busy")
+    assert (await stream.report("a/b/2", 2)).result == b"{\xff"
+
+
+async def test_progress_travels_with_the_heartbeats(kit: Any) -> None:
+    node = await kit.node()
+    worker = Worker([node.address])
+
+    @worker.handler
+    async def work(ctx: Context) -> None:
+        ctx.progress(0.5)
+        await asyncio.Event().wait()
+
+    kit.serve(worker)
+    stream = await node.accept()
+    stream.welcome()
+    stream.assign(kit.item(RUN, 9))
+    await stream.until(
+        lambda: any(
+            item.progress == 0.5 for beat in stream.of_kind("heartbeat") for item in beat.items
+        )
+    )
+
+
+async def test_heartbeats_go_on_while_the_callers_loop_is_blocked(kit: Any) -> None:
+    """The node here runs on the test's loop, so the worker serves on another one."""
+    node = await kit.node()
+    worker = Worker([node.address])
+    blocked, let_go = threading.Event(), threading.Event()
+
+    @worker.handler
+    async def work(ctx: Context) -> None:
+        blocked.set()
+        let_go.wait(kit.PATIENCE)  # what no async handler should do
+
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+    try:
+        stream = await node.accept()
+        stream.welcome()
+        stream.assign(kit.item(RUN, 9))
+        await kit.until(blocked.is_set)
+        before = len(stream.of_kind("heartbeat"))
+        await stream.until(lambda: len(stream.of_kind("heartbeat")) >= before + 2)
+        let_go.set()
+        stream.acknowledge((await stream.report(RUN, 9)).lease)
+    finally:
+        let_go.set()
+        worker.drain()
+        await asyncio.to_thread(thread.join, kit.PATIENCE)
+    assert not thread.is_alive()
+
+
+async def test_draining_takes_nothing_more_and_waits_for_handlers_and_acknowledgements(
+    kit: Any,
+) -> None:
+    node = await kit.node()
+    worker = Worker([node.address], slots=2)
+    let_go = asyncio.Event()
+
+    @worker.handler
+    async def work(ctx: Context) -> str:
+        await let_go.wait()
+        return "finished"
+
+    stop = asyncio.Event()
+    task = asyncio.create_task(worker.serve(stop))
+    stream = await node.accept()
+    stream.welcome()
+    stream.assign(kit.item(RUN, 9))
+    await stream.credit(1, 1)
+    stop.set()
+    await stream.frame("drain")
+    await stream.credit(0, 1)
+    # One that crossed the Drain on its way is given back without having been started.
+    stream.assign(kit.item("a/b/2", 10), seq=2)
+    released = await stream.report("a/b/2", 10)
+    assert released.released
+    stream.acknowledge(released.lease)
+    before = len(stream.of_kind("heartbeat"))
+    await stream.until(lambda: len(stream.of_kind("heartbeat")) > before)
+    let_go.set()
+    report = await stream.report(RUN, 9)
+    assert json.loads(report.result) == "finished"
+    assert not task.done()
+    stream.acknowledge(report.lease)
+    async with asyncio.timeout(kit.PATIENCE):
+        await task
+        await stream.ended.wait()
+
+
+async def test_aborting_stops_what_runs_and_says_so(kit: Any) -> None:
+    node = await kit.node()
+    worker = Worker([node.address])
+    worker.add_handler("work", _wait_for_ever)
+    served = kit.serve(worker)
+    stream = await node.accept()
+    stream.welcome()
+    stream.assign(kit.item(RUN, 9))
+    await stream.credit(7, 1)
+    worker.abort()
+    report = await stream.report(RUN, 9)
+    assert (report.error.kind, report.retryable) == ("draining", True)
+    stream.acknowledge(report.lease)
+    await served.finished()
+
+
+async def _wait_for_ever(ctx: Context) -> None:
+    await asyncio.Event().wait()
+
+
+async def test_a_worker_without_any_node_drains_at_once(kit: Any) -> None:
+    node = await kit.node()
+    await node.stop()
+    worker = Worker([node.address])
+    worker.add_handler("work", _wait_for_ever)
+    served = kit.serve(worker)
+    await kit.until(lambda: worker._session is not None)
+    worker.drain()
+    await served.finished()
+
+
+async def test_a_refused_worker_raises_instead_of_dialling_for_ever(kit: Any) -> None:
+    server = grpc.aio.server()
+
+    async def session(requests: Any, context: Any) -> None:
+        await kit.refuse(
+            context,
+            grpc.StatusCode.UNIMPLEMENTED,
+            "PROTOCOL_TOO_OLD",
+            "this worker is too old",
+            minimum="2",
+        )
+
+    handler = grpc.stream_stream_rpc_method_handler(
+        session,
+        request_deserializer=worker_pb2.SessionRequest.FromString,
+        response_serializer=worker_pb2.SessionResponse.SerializeToString,
+    )
+    service = grpc.method_handlers_generic_handler("tocsin.v1.WorkerService", {"Session": handler})
+    server.add_generic_rpc_handlers((service,))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        worker = Worker([f"127.0.0.1:{port}"])
+        worker.add_handler("work", _wait_for_ever)
+        with pytest.raises(tocsin.ApiError, match="too old"):
+            await kit.serve(worker).finished()
+    finally:
+        await server.stop(None)
+
+
+WORKER_PROGRAM = """
+import sys, tocsin
+worker = tocsin.Worker([sys.argv[1]])
+
+@worker.handler
+async def work(ctx):
+    import asyncio
+    await asyncio.Event().wait()
+
+@worker.handler
+def quick(ctx):
+    return "ok"
+
+worker.run()
+print("left in good order")
+"""
+
+
+async def test_sigterm_drains_and_a_second_one_stops_what_runs(kit: Any, tmp_path: Path) -> None:
+    node = await kit.node()
+    program = tmp_path / "worker.py"
+    program.write_text(WORKER_PROGRAM)
+    process = await asyncio.to_thread(
+        subprocess.Popen,
+        [sys.executable, "-W", "error", str(program), node.address],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    try:
+        stream = await node.accept()
+        stream.welcome()
+        stream.assign(kit.item("a/b/1", 1, "work"), kit.item("a/b/2", 2, "quick"))
+        stream.acknowledge((await stream.report("a/b/2", 2)).lease)
+        os.kill(process.pid, signal.SIGTERM)
+        await stream.frame("drain")
+        assert process.poll() is None
+        os.kill(process.pid, signal.SIGTERM)
+        stream.acknowledge((await stream.report("a/b/1", 1)).lease)
+        output, _ = await asyncio.to_thread(process.communicate, timeout=kit.PATIENCE)
+    finally:
+        if process.poll() is None:
+            process.kill()
+            await asyncio.to_thread(process.wait)
+    assert (process.returncode, output.decode()) == (0, "left in good order\n")
+
+
+def test_what_cannot_serve_is_refused_at_once() -> None:
+    with pytest.raises(ValueError, match="slots"):
+        Worker(["127.0.0.1:1"], slots=0)
+    with pytest.raises(TypeError, match="queues"):
+        Worker(["127.0.0.1:1"], queues="default")
+    worker = Worker(["127.0.0.1:1"])
+    with pytest.raises(ValueError, match="not a handler's name"):
+        worker.add_handler("a b", _wait_for_ever)
+    worker.add_handler("a", _wait_for_ever)
+    with pytest.raises(ValueError, match="already"):
+        worker.add_handler("a", _wait_for_ever)
+    with pytest.raises(RuntimeError, match="no handlers"):
+        asyncio.run(Worker(["127.0.0.1:1"]).serve())
+
+
+def test_boottime_is_the_default_clock() -> None:
+    worker = Worker(["127.0.0.1:1"])
+    before = time.clock_gettime(time.CLOCK_BOOTTIME)
+    assert before <= worker._clock() <= time.clock_gettime(time.CLOCK_BOOTTIME)
