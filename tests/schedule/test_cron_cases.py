@@ -2,12 +2,15 @@
 
 import json
 from datetime import UTC, datetime
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tocsin_node.schedule import BadSchedule, next_fires
+from tocsin_node.schedule import BadSchedule, next_fires, parse_cron
+from tocsin_node.schedule.fires import iterate_s
+from tocsin_node.schedule.zone import load_zone
 
 CASES = [
     json.loads(line)
@@ -37,6 +40,15 @@ def test_each_time_fed_back_gives_the_next(case: dict[str, Any]) -> None:
     for expected in case["expect"]:
         (after,) = next_fires(case["expr"], case["tz"], after, 1, **rules)
         assert after.isoformat() == expected, case["why"]
+
+
+@pytest.mark.parametrize("case", VALID)
+def test_iteration_gives_the_same(case: dict[str, Any]) -> None:
+    after = int(datetime.fromisoformat(case["after"]).timestamp() // 1)
+    rules = {"gap": "auto", "fold": "auto"} if case["policy"] == "default" else case["policy"]
+    walk = iterate_s(parse_cron(case["expr"]), load_zone(case["tz"]), after, **rules)
+    expected = [datetime.fromisoformat(text).timestamp() for text in case["expect"]]
+    assert list(islice(walk, len(expected))) == expected, case["why"]
 
 
 @pytest.mark.parametrize("case", INVALID)

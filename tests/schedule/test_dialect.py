@@ -78,7 +78,7 @@ def test_refuses_and_says_why(expr: str, field: str, value: str, words: str) -> 
 
 def test_refuses_what_is_not_text() -> None:
     with pytest.raises(BadSchedule, match="not text"):
-        parse_cron(None)  # type: ignore[arg-type]
+        parse_cron(None)
 
 
 def test_256_characters_are_read_and_257_are_not() -> None:

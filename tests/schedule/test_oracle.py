@@ -16,14 +16,16 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, tzinfo
 from functools import cache
 from importlib import resources
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from zoneinfo import ZoneInfo
 
-from tocsin_node.schedule import next_fires
+from tocsin_node.schedule import next_fires, parse_cron
+from tocsin_node.schedule.fires import iterate_s
+from tocsin_node.schedule.zone import load_zone
 
 COMPARISONS = int(os.environ.get("TOCSIN_ORACLE_COMPARISONS", "20000"))
 EXPRESSIONS_PER_WINDOW = 6
-# The walk of one expression is compared up to so many times, then from a random later instant.
+# Dense expressions are asked for so many times one by one; the rest is compared as one iteration.
 COMPARED_TIMES_MAX = 60
 
 ZONES = resources.files("tzdata").joinpath("zones").read_text().split()
@@ -97,6 +99,8 @@ def test_occurrences_equal_the_walk(rng: random.Random) -> None:
         reach = timedelta(hours=1) if seconds else timedelta(hours=30)
         start = middle - reach * rng.uniform(0.05, 1)
         start = start.replace(second=0, microsecond=0)
+        if changes_before(zone, start):
+            continue  # Times shifted out of a gap that the walk did not see would be missed.
         ticks = walk(zone, start, middle + reach, step)
         local_hours = {tick.wall.hour for tick in ticks[:: len(ticks) // 40 or 1]}
         for _ in range(EXPRESSIONS_PER_WINDOW):
@@ -134,6 +138,17 @@ def compare(question: Question, after: datetime, until: datetime, expected: list
     found = next_fires(
         question.text, question.zone, after, wanted + 1, gap=question.gap, fold=question.fold
     )
+    walked = iterate_s(
+        parse_cron(question.text),
+        load_zone(question.zone),
+        int(after.timestamp() // 1),
+        question.gap,
+        question.fold,
+    )
+    until_s = until.timestamp()
+    assert list(takewhile(lambda time_s: time_s <= until_s, walked)) == [
+        time.timestamp() for time in expected
+    ], context
     instants = [fire.astimezone(UTC) for fire in found]
     assert instants[:wanted] == expected[:wanted], context
     assert all(a < b for a, b in pairwise(instants)), context
@@ -194,8 +209,13 @@ def walk_step(zone: tzinfo, middle: datetime) -> timedelta:
     return timedelta(minutes=1)
 
 
+def changes_before(zone: tzinfo, start: datetime) -> bool:
+    day_before = start - timedelta(hours=26)
+    return day_before.astimezone(zone).utcoffset() != start.astimezone(zone).utcoffset()
+
+
 def interesting_instant(rng: random.Random, zone: tzinfo) -> datetime:
-    """A random change of offset in a random year, to the hour; any instant if there is none."""
+    """The first minute after a random change in a random year, or else any instant."""
     years = rng.sample(range(1970, 2101), 12)
     for year in years if rng.random() < 0.9 else []:
         days = [datetime(year, 1, 1, tzinfo=UTC) + timedelta(days=n) for n in range(366)]
@@ -203,12 +223,8 @@ def interesting_instant(rng: random.Random, zone: tzinfo) -> datetime:
         changes = [n for n in range(1, 366) if offsets[n] != offsets[n - 1]]
         if changes:
             n = rng.choice(changes)
-            hours = [days[n] - timedelta(hours=h) for h in range(24)]
-            return next(
-                hour
-                for hour in hours
-                if (hour - timedelta(hours=1)).astimezone(zone).utcoffset() == offsets[n - 1]
-            )
+            minutes = [days[n - 1] + timedelta(minutes=m) for m in range(24 * 60 + 1)]
+            return next(m for m in minutes if m.astimezone(zone).utcoffset() == offsets[n])
     return datetime(years[0], 1, 3, tzinfo=UTC) + timedelta(hours=rng.randrange(360 * 24))
 
 

@@ -202,10 +202,10 @@ def test_the_newest_and_the_count_agree_with_iteration(spec: SpecMaker, rng: ran
 def test_the_newest_of_a_long_outage_asks_few_questions(
     spec: SpecMaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tocsin_node.schedule import timetable
+    from tocsin_node.schedule import fires, timetable
 
     asked = 0
-    really = timetable.next_s
+    really = fires.next_s
 
     def counting(*args: Any) -> int | None:
         nonlocal asked
