@@ -95,6 +95,7 @@ class CronSpec:
     interval_like: bool
     canonical: str
     # Derived, for the matcher: bit n stands for day n, month n, weekday n.
+    every_day: bool
     day_mask: int
     month_mask: int
     weekday_mask: int
@@ -211,6 +212,7 @@ def parse_cron(expr: str) -> CronSpec:
                 ),
             ]
         ),
+        every_day=len(months) == 12 and not (days_restricted or weekdays_restricted),
         day_mask=_mask(days),
         month_mask=_mask(months),
         weekday_mask=_mask(weekdays),

@@ -37,6 +37,11 @@ def wall_at_or_after(spec: CronSpec, wall_s: int) -> int | None:
     day, second_of_day = divmod(wall_s, DAY_S)
     if day > _LAST_DAY:
         return None
+    if spec.every_day:
+        time_s = _time_at_or_after(spec, second_of_day)
+        if time_s is not None:
+            return day * DAY_S + time_s
+        return None if day == _LAST_DAY else (day + 1) * DAY_S + spec.first_second_of_day
     today = date.fromordinal(_EPOCH_ORDINAL + day)
     year, month = today.year, today.month
 
