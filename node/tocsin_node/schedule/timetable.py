@@ -174,8 +174,8 @@ class Timetable:
     def count_between(self, after_ms: int, until_ms: int, limit: int = 1000) -> tuple[int, bool]:
         """How many occurrences lie in (after_ms, until_ms].
 
-        Each one counted costs 2 us, some 10 us if it is a month from the next: pass a smaller limit to cut the work into
-        slices, each going on after the last occurrence of the one before.
+        Each one counted costs some 2 us, or 10 us where the next is a month away: pass a smaller
+        limit to cut the work into slices.
 
         Returns:
             The count and True; or the limit and False if there are more than `limit`.
