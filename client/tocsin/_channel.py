@@ -16,6 +16,10 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+# grpc writes notes of its own to standard error whenever a node leaves; failures reach the caller
+# as exceptions anyway. It reads this when it is imported, and whoever wants the notes sets it.
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+
 import grpc
 from google.protobuf.duration_pb2 import Duration
 from google.rpc import error_details_pb2
@@ -326,7 +330,8 @@ class Pool:
         bad = details.get("BadRequest")
         if bad is not None and bad.field_violations:
             violation = bad.field_violations[0]
-            hint = violation.description if violation.description != failure.message else None
+            said = violation.description in failure.message
+            hint = None if said else violation.description
             failure = _with(failure, field_path=violation.field or None, hint=hint)
         return failure
 

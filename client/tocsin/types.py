@@ -168,6 +168,11 @@ class Job:
     mark_time: datetime | None = None
     active_run_count: int = 0
 
+    def __post_init__(self) -> None:
+        # Policies may be written as plain text; a name that there is none of is a ValueError.
+        object.__setattr__(self, "overlap_policy", OverlapPolicy(self.overlap_policy))
+        object.__setattr__(self, "misfire_policy", MisfirePolicy(self.misfire_policy))
+
     @staticmethod
     def json(**arguments: Any) -> bytes:
         """A payload from which a handler gets these keyword arguments."""
