@@ -2,7 +2,8 @@
 
 Owns one channel per node, opened when first needed, and remembers who leads. `_retry` decides which
 calls repeat; this module carries that out. Channels belong to one event loop of one process: in
-another loop, or after a fork, new ones are opened.
+another loop new ones are opened, and so they are after a fork that came before the first call.
+After a later one grpc would hang in the child, so that is refused.
 """
 
 from __future__ import annotations
@@ -94,6 +95,29 @@ def _default_file() -> Path:
             f" pass endpoints, or work in a folder with {ENDPOINTS_FILE}"
         )
     return path
+
+
+class _Forks:
+    """Whether this process is a child of one that had used grpc, whose threads it then lacks."""
+
+    used = False
+    is_orphan = False
+
+    @classmethod
+    def check(cls) -> None:
+        if cls.is_orphan:
+            raise ConfigError(
+                "this process was forked after its parent had called a node, and grpc does not work"
+                " in such a child: fork before the first call, or start processes with 'spawn'"
+            )
+        cls.used = True
+
+    @classmethod
+    def after_in_child(cls) -> None:
+        cls.is_orphan = cls.is_orphan or cls.used
+
+
+os.register_at_fork(after_in_child=_Forks.after_in_child)
 
 
 class Stubs:
@@ -276,6 +300,7 @@ class Pool:
     def _dial(self, node: str) -> Stubs:
         owner = (os.getpid(), asyncio.get_running_loop())
         if self._owner != owner:
+            _Forks.check()
             self._owner, self._stubs = owner, {}
         address = self.nodes[node]
         dialled = self._stubs.get(node)
@@ -362,7 +387,7 @@ class SessionStream:
         try:
             frame = await self._call.read()
         except grpc.aio.AioRpcError as error:
-            raise StreamBroken(self._pool._decode(self.node, error)) from error
+            raise self._broken(error) from error
         return None if frame is grpc.aio.EOF else cast("worker_pb2.SessionResponse", frame)
 
     async def write(self, frame: worker_pb2.SessionRequest) -> None:
@@ -370,7 +395,7 @@ class SessionStream:
         try:
             await self._call.write(frame)
         except grpc.aio.AioRpcError as error:
-            raise StreamBroken(self._pool._decode(self.node, error)) from error
+            raise self._broken(error) from error
         except (asyncio.InvalidStateError, grpc.aio.UsageError) as error:
             raise StreamBroken(self.failure("UNAVAILABLE", "the session is over")) from error
 
@@ -384,6 +409,13 @@ class SessionStream:
     def cancel(self) -> None:
         """Drops the stream."""
         self._call.cancel()
+
+    def _broken(self, error: grpc.aio.AioRpcError) -> StreamBroken:
+        """What the node said; where it said nothing, grpc may call a broken stream anything."""
+        failure = self._pool._decode(self.node, error)
+        if not failure.reason and failure.code in ("INTERNAL", "UNKNOWN"):
+            failure = self.failure("UNAVAILABLE", f"the stream broke: {failure.message}")
+        return StreamBroken(failure)
 
     def failure(self, code: str, message: str) -> Failure:
         """A failure of this stream that its user noticed, such as silence."""

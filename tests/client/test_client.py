@@ -326,6 +326,41 @@ async def test_a_client_that_nobody_closes_lets_the_interpreter_leave_quietly(
     assert (done.returncode, done.stdout.decode(), done.stderr.decode()) == (0, "7\n", "")
 
 
+@pytest.mark.parametrize("used", [False, True])
+async def test_a_fork_before_the_first_call_works_and_a_later_one_is_refused(
+    kit: Any, tmp_path: Path, used: bool
+) -> None:
+    node = await kit.node()
+    node.answer = _answers(_created())
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import os, sys, tocsin\n"
+        "client = tocsin.Client([sys.argv[1]])\n"
+        "job = tocsin.Job(name='default/report', handler='work')\n"
+        f"if {used}: client.create_job(job)\n"
+        "pid = os.fork()\n"
+        "if not pid:\n"
+        "    try:\n"
+        "        print(client.create_job(job).uid, flush=True)\n"
+        "        client.close()\n"
+        "    except tocsin.ConfigError as error:\n"
+        "        print(error, flush=True)\n"
+        "    os._exit(0)\n"
+        "os.waitpid(pid, 0)\n"
+        "print(client.create_job(job).uid)\n"
+    )
+    done = await asyncio.to_thread(
+        subprocess.run,
+        [sys.executable, str(program), node.address],
+        capture_output=True,
+        timeout=kit.PATIENCE,
+        check=False,
+    )
+    child, parent = done.stdout.decode().splitlines()
+    assert parent == "7"
+    assert ("forked after its parent" in child) if used else (child == "7")
+
+
 def test_endpoints_come_from_arguments_environment_or_the_working_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
