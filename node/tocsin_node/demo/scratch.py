@@ -41,6 +41,7 @@ class Scratch:
 
     def __init__(self, folder: Path, node_ids: Iterable[str], settings: str) -> None:
         self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
         self.node_ids = tuple(node_ids)
         self.config = folder / "cluster.yaml"
         self.effects_file = folder / "effects.log"
@@ -122,7 +123,7 @@ def _environment(inherited: Mapping[str, str]) -> dict[str, str]:
 
 
 def _cluster_file(node_ids: tuple[str, ...], settings: str) -> str:
-    ports = iter(_free_ports(2 * len(node_ids)))
+    ports = iter(free_ports(2 * len(node_ids)))
     nodes = "\n".join(
         f'  - {{id: {node_id}, raft: "127.0.0.1:{next(ports)}", api: "127.0.0.1:{next(ports)}"}}'
         for node_id in node_ids
@@ -130,7 +131,7 @@ def _cluster_file(node_ids: tuple[str, ...], settings: str) -> str:
     return f"version: 1\ncluster_id: demo\nnodes:\n{nodes}\ndata_dir: data\n{settings}"
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
     """Ports that nobody listens on now; all are held until the last is found, so none repeats."""
     sockets = [socket.socket() for _ in range(count)]
     try:

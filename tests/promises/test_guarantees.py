@@ -1,0 +1,290 @@
+"""One test for each sentence of docs/guarantees.md, under its name.
+
+What a single state machine can show is shown on one; what takes processes, on processes.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.conftest import Cluster, three
+from tests.core.conftest import NAME, T0, Machine, m
+from tests.core.test_machine import FIRST, SECOND
+from tests.leader.test_leases import test_a_frozen_leader_does_not_expire_the_world_when_it_wakes
+from tests.properties.test_histories import play
+from tocsin import Every, Job, RunState
+from tocsin.workers.shell_payload import ShellPayload
+from tocsin_node.core import command as c
+from tocsin_node.core.model import AttemptOutcome, Cause, idempotency_key
+from tocsin_node.core.model import RunState as CoreState
+from tocsin_node.core.result import Applied, Reason
+
+# Fixtures, and a promise that is shown where lease time is tested.
+__all__ = ["m", "test_a_frozen_leader_does_not_expire_the_world_when_it_wakes", "three"]
+
+GUARANTEES = Path(__file__).resolve().parents[2] / "docs" / "guarantees.md"
+
+
+def promises() -> list[str]:
+    """The bold sentences, as names of tests."""
+    text = " ".join(GUARANTEES.read_text().split())
+    sentences = re.findall(r"\d+\. \*\*(.+?)\*\*", text)
+    return ["test_" + re.sub(r"[^a-z0-9]+", "_", s.lower()).strip("_") for s in sentences]
+
+
+def test_each_sentence_has_its_test() -> None:
+    assert len(promises()) >= 20
+    assert [name for name in promises() if name not in globals()] == []
+
+
+# -- what is never lost ----------------------------------------------------------------------------
+
+
+async def test_an_acknowledged_job_survives_the_death_of_all_nodes(three: Cluster) -> None:
+    async with three.client() as client:
+        created = await client.create_job(Job(name="kept", handler="nobody"))
+        for node_id in three.scratch.node_ids:
+            three.scratch.kill(node_id)
+        three.start()
+        assert (await client.get_job("kept")).uid == created.uid
+
+
+async def test_an_occurrence_that_comes_due_while_nobody_leads_is_run_by_the_next_leader(
+    three: Cluster,
+) -> None:
+    async with three.client() as client:
+        three.scratch.start_worker("w1", slots=2)
+        await three.leader(client)
+        first = datetime.now(UTC).replace(microsecond=0) + timedelta(seconds=3)
+        payload = ShellPayload(command="true").to_json_bytes()
+        schedule = Every("1h", start_time=first)
+        await client.create_job(
+            Job(name="hourly", handler="shell", payload=payload, schedules=[schedule])
+        )
+        for node_id in three.scratch.node_ids:
+            three.scratch.kill(node_id)
+
+        async def it_is_past() -> bool:
+            return datetime.now(UTC) > first
+
+        await three.until("the time has come and gone", it_is_past)
+        three.start()
+
+        async def it_ran() -> bool:
+            runs = [run async for run in client.list_runs("default/hourly")]
+            return [(run.nominal_time, run.state) for run in runs] == [(first, RunState.SUCCEEDED)]
+
+        await three.until("the occurrence has run", it_ran)
+
+
+@pytest.mark.parametrize("seed", range(1000, 1005))
+def test_every_nominal_time_up_to_the_mark_has_exactly_one_outcome_in_the_ledger(
+    seed: int,
+) -> None:
+    play(seed).check_ledger()
+
+
+def test_a_fire_is_never_refused_by_a_limit(m: Machine) -> None:
+    m.limits(pending_runs=1, runs_per_job=1, finished_runs=1)
+    m.create()
+    m.trigger()
+    m.due()
+    assert FIRST in m.state.runs
+
+
+def test_work_that_was_missed_is_covered_by_one_late_run_that_says_what_it_covers(
+    m: Machine,
+) -> None:
+    m.create()
+    m.due(500)
+    (run,) = m.runs()
+    assert run.cause is Cause.MISFIRE
+    assert (run.covers_from_ms, run.covers_to_ms) == (T0 + 10_000, T0 + 500_000)
+    assert run.covers_count == 50
+
+
+def test_one_run_waits_and_covers_the_rest_while_another_is_active(m: Machine) -> None:
+    m.create()
+    m.due()
+    m.grant(FIRST)
+    for _ in range(3):
+        m.due()
+    assert [run.name for run in m.runs()] == [FIRST, SECOND]
+    assert m.state.runs[SECOND].covers_count == 3
+
+
+# -- what never happens twice ----------------------------------------------------------------------
+
+
+def test_firing_the_same_occurrence_twice_is_a_no_op(m: Machine) -> None:
+    m.create()
+    m.now_ms += 10_000
+    fire = m.fire()
+    m.done(fire)
+    before = m.runs()
+    assert m.refused(fire) is Reason.STALE_PLAN
+    assert m.runs() == before
+
+
+def test_a_repeated_request_is_answered_and_not_done_again(m: Machine) -> None:
+    m.create(every_s=0)
+    trigger = c.TriggerJob(m.request(), NAME, None)
+    first, again = m.one(trigger), m.one(trigger)
+    assert isinstance(first, Applied)
+    assert isinstance(again, Applied)
+    assert first.value == again.value
+    assert len(m.runs()) == 1
+
+
+def test_a_run_is_held_by_one_worker_at_a_time(m: Machine) -> None:
+    m.create()
+    m.due()
+    m.grant(FIRST)
+    assert m.refused(c.Grant(FIRST, "w2", "w2")) is Reason.NOT_READY
+
+
+def test_two_runs_of_a_job_that_does_not_allow_overlap_are_never_held_at_once(m: Machine) -> None:
+    m.create()
+    m.due()
+    token = m.grant(FIRST)
+    m.due()
+    assert m.refused(c.Grant(SECOND, "w2", "w2")) is Reason.BLOCKED
+    m.fail(FIRST, token)
+    assert m.refused(c.Grant(SECOND, "w2", "w2")) is Reason.BLOCKED, "it waits for its retry"
+
+
+def test_a_run_has_one_accepted_completion(m: Machine) -> None:
+    m.create()
+    m.due()
+    token = m.grant(FIRST)
+    report = c.Complete(FIRST, token, AttemptOutcome.SUCCEEDED, b"first")
+    m.done(report)
+    again = m.one(c.Complete(FIRST, token, AttemptOutcome.SUCCEEDED, b"second"))
+    assert isinstance(again, Applied)
+    assert again.repeated
+    assert m.state.runs[FIRST].result == b"first"
+    assert len(m.state.runs[FIRST].attempts) == 1
+
+
+# -- what an older attempt cannot do ---------------------------------------------------------------
+
+
+def test_the_fencing_token_is_the_log_index_of_the_grant(m: Machine) -> None:
+    m.create()
+    m.due()
+    assert m.grant(FIRST) == m.state.index
+
+
+def test_tokens_rise_over_the_attempts_of_a_run_and_over_the_holders_of_a_job_that_excludes_overlap(
+    m: Machine,
+) -> None:
+    m.create()
+    m.due()
+    tokens = [m.grant(FIRST)]
+    m.fail(FIRST, tokens[-1])
+    m.due()
+    tokens.append(m.grant(FIRST))
+    m.succeed(FIRST, tokens[-1])
+    tokens.append(m.grant(SECOND))
+    assert tokens == sorted(set(tokens))
+
+
+def test_a_stale_token_cannot_complete_a_run(m: Machine) -> None:
+    m.create()
+    m.due()
+    stale = m.grant(FIRST)
+    m.done(c.Expire(FIRST, stale))
+    m.now_ms += 10_000
+    m.grant(FIRST, "w2")
+    late = c.Complete(FIRST, stale, AttemptOutcome.SUCCEEDED)
+    assert m.refused(late) is Reason.FENCED
+    assert m.state.runs[FIRST].lease is not None
+    assert m.state.runs[FIRST].refused_count == 1
+
+
+def test_the_idempotency_key_is_the_same_for_all_attempts_and_never_used_again(m: Machine) -> None:
+    keys = []
+    for _ in range(2):
+        m.create()
+        m.due()
+        m.now_ms = m.fail(FIRST, m.grant(FIRST)).ready_time_ms
+        key = idempotency_key(m.state.runs[FIRST])
+        m.grant(FIRST)
+        assert idempotency_key(m.state.runs[FIRST]) == key
+        m.succeed(FIRST, m.state.runs[FIRST].last_token)
+        m.done(c.DeleteJob(m.request(), NAME, 0, True))
+        m.now_ms = T0
+        keys.append(key)
+    assert keys[0] != keys[1]
+
+
+def test_a_deleted_job_keeps_its_name_until_its_last_lease_has_ended(m: Machine) -> None:
+    m.create()
+    m.due()
+    token = m.grant(FIRST)
+    m.done(c.DeleteJob(m.request(), NAME, 0, True))
+    again = c.CreateJob(
+        m.request(), NAME, m.state.jobs[NAME].spec, (), c.Plan(m.now_ms, None, None)
+    )
+    assert m.refused(again) is Reason.JOB_HAS_ACTIVE_RUNS
+    m.done(c.Expire(FIRST, token))
+    m.done(again)
+
+
+# -- when things run -------------------------------------------------------------------------------
+
+
+def test_no_run_is_granted_before_it_is_due(m: Machine) -> None:
+    m.create()
+    m.now_ms += 10_000
+    fire = m.fire()
+    m.now_ms -= 1
+    assert m.refused(fire) is Reason.NOT_DUE
+    m.now_ms += 1
+    m.done(fire)
+    run = m.fail(FIRST, m.grant(FIRST))
+    m.now_ms = run.ready_time_ms - 1
+    assert m.refused(c.Grant(FIRST, "w1", "w1")) is Reason.NOT_DUE
+
+
+async def test_a_lease_whose_worker_is_silent_ends_and_the_run_goes_to_another_worker(
+    three: Cluster,
+) -> None:
+    async with three.client() as client:
+        three.scratch.start_worker("w1", slots=1)
+        payload = ShellPayload(command="sleep 60").to_json_bytes()
+        await client.create_job(Job(name="long", handler="shell", payload=payload))
+        run = await client.trigger("long")
+
+        async def held_by(worker: str) -> bool:
+            now = await client.get_run(run.name)
+            held = now.state is RunState.LEASED
+            return held and bool(now.attempts) and now.attempts[-1].worker_id == worker
+
+        await three.until("w1 holds it", lambda: held_by("w1"))
+        three.scratch.kill("w1")
+        three.scratch.start_worker("w2", slots=1)
+        await three.until("w2 holds it", lambda: held_by("w2"))
+        first, second = (await client.get_run(run.name)).attempts
+        assert second.fencing_token > first.fencing_token
+        await client.cancel_runs([run.name])
+
+        async def it_is_over() -> bool:
+            return (await client.get_run(run.name)).state is RunState.CANCELLED
+
+        await three.until("its command is stopped", it_is_over)
+
+
+def test_after_a_cancellation_no_grant_follows(m: Machine) -> None:
+    m.create()
+    m.due()
+    token = m.grant(FIRST)
+    m.done(c.CancelRuns(m.request(), (FIRST,), ""))
+    m.done(c.Expire(FIRST, token))
+    m.now_ms += 100_000
+    assert m.refused(c.Grant(FIRST, "w1", "w1")) is Reason.NOT_READY
+    assert m.state.runs[FIRST].state is CoreState.CANCELLED
