@@ -43,7 +43,7 @@ STREAM_SILENCE_MAX = 12.0  # seconds; a watch sends something at least every 5
 
 # How a node names the leader in the metadata of its answers.
 _LEADER_ID = "tocsin-leader-id"
-_LEADER_ADDRESS = "tocsin-leader"
+_LEADER_ADDRESS = "tocsin-leader-address"
 
 CHANNEL_OPTIONS: Sequence[tuple[str, int]] = (
     ("grpc.keepalive_time_ms", 10_000),

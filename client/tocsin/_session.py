@@ -38,7 +38,9 @@ BATCH_DEFAULT = 256  # items in one Completions frame, if the leader names no li
 GOODBYE_WITHIN = 1.0  # seconds that the node has to end the stream when all is done
 LONELY_AFTER = 10.0  # seconds without a session, after which it is a warning
 
-# Refusals that dialling again cannot help; after anything else it goes on.
+# Refusals that dialling again cannot help; after anything else it goes on. One alone is not
+# believed: a process that is frozen while it greets may be refused for what it could not help.
+REFUSALS_MAX = 2
 _FATAL = frozenset(
     {"INVALID_ARGUMENT", "UNAUTHENTICATED", "PERMISSION_DENIED", "UNIMPLEMENTED", "DATA_LOSS"}
 )
@@ -174,13 +176,14 @@ class Session:
         avoid: str | None = None
         alone_since = self._clock()
         warned = False
+        refusals = 0
         while not self._is_done():
             began = self._clock()
             failure = await self._converse(self._pool.pick(avoid))
             if failure is None or self._is_done():
                 return
             if self._welcomed:
-                alone_since, warned = self._clock(), False
+                alone_since, warned, refusals = self._clock(), False, 0
                 log.info("the session with %s ended (%s)", failure.node, failure.summary())
                 if self._clock() - began > SILENCE_MAX:
                     retry.succeeded()
@@ -190,7 +193,8 @@ class Session:
             again = retry.next(failure)
             retry.failures.clear()  # nobody asks for them, and this goes on for ever
             if again is None:
-                if failure.code in _FATAL:
+                refusals += failure.code in _FATAL
+                if refusals == REFUSALS_MAX:
                     raise failure.error(None)
                 again = Again(1.0, elsewhere=True)
             avoid = self._pool.take_hint(failure, again)

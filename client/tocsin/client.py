@@ -309,7 +309,7 @@ class AsyncClient:
                     raise
                 revision = from_revision = 0
 
-    async def wait_run(self, name: str, timeout: float | None = None) -> Run:  # noqa: ASYNC109
+    async def wait_run(self, name: str, timeout: float | None = None) -> Run:
         """Waits until a run has ended, however it ended.
 
         Raises:

@@ -317,5 +317,5 @@ async def kit(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Kit]:
     kit = Kit()
     yield kit
     # Most tests end with reports that they never acknowledge, which a worker waits for.
-    monkeypatch.setattr(_session, "ABORT_WITHIN", 0.2)
+    monkeypatch.setattr(_session, "ABORT_WITHIN", 0.02)
     await kit.close()

@@ -77,7 +77,7 @@ async def test_the_leader_is_learnt_from_the_metadata_of_an_answer(kit: Any) -> 
 
     async def forwarded(request: Any, context: Any) -> Any:
         context.set_trailing_metadata(
-            (("tocsin-leader-id", "n2"), ("tocsin-leader", leader.address))
+            (("tocsin-leader-id", "n2"), ("tocsin-leader-address", leader.address))
         )
         return _created()
 

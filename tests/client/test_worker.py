@@ -443,6 +443,41 @@ async def test_progress_travels_with_the_heartbeats(kit: Any) -> None:
     )
 
 
+async def test_an_assignment_without_a_free_slot_is_given_back_not_started_late(kit: Any) -> None:
+    node = await kit.node()
+    worker = Worker([node.address], slots=1)
+    started: list[int] = []
+    let_go = asyncio.Event()
+
+    @worker.handler
+    async def work(ctx: Context) -> None:
+        started.append(ctx.fencing_token)
+        await let_go.wait()
+
+    kit.serve(worker)
+    stream = await node.accept()
+    stream.welcome()
+    stream.assign(kit.item("a/b/1", 1), kit.item("a/b/2", 2))
+    assert (await stream.report("a/b/2", 2)).released
+    let_go.set()
+    await stream.report("a/b/1", 1)
+    assert started == [1]
+
+
+async def test_an_idle_worker_is_heard_all_the_same(kit: Any) -> None:
+    node = await kit.node()
+    worker = Worker([node.address])
+    worker.add_handler("work", _wait_for_ever)
+    kit.serve(worker)
+    stream = await node.accept()
+    stream.welcome()
+    beats = await stream.until(
+        lambda: len(stream.of_kind("heartbeat")) >= 3 and stream.of_kind("heartbeat")
+    )
+    assert [beat.seq for beat in beats] == [1, 2, 3]
+    assert not any(beat.items for beat in beats)
+
+
 async def test_heartbeats_go_on_while_the_callers_loop_is_blocked(kit: Any) -> None:
     """The node here runs on the test's loop, so the worker serves on another one."""
     node = await kit.node()
