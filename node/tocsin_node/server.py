@@ -1,6 +1,6 @@
 """One node: builds its parts, starts them in order, and stops them in reverse.
 
-    start   zones, API port bound, Raft (folder, journal, port), leadership, API serving
+    start   zones, API port asked for, Raft (folder, journal, port), API, leadership
     stop    health and watches say so, leader loops, API (calls under way may finish), Raft
 
 Owns which part knows which other, and what happens on an election: the new leader first commits a
@@ -128,14 +128,16 @@ class Server:
         """
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         use_packaged_zones()
-        self._api = await self._bound_api()
+        # Asked before anything is touched; the port itself is taken when there is a node behind it.
+        await _refuse_port_in_use(self.node.id, self.node.api_address)
+        await self.engine.start()
         try:
-            await self.engine.start()
+            self._api = self._bound_api()
+            await self._api.start()
         except BaseException:
-            await self._api.stop(None)
+            await self.engine.stop()
             raise
         self.leadership.start()
-        await self._api.start()
 
     async def stop(self) -> None:
         """Stops the node; calls under way get a moment to finish."""
@@ -148,10 +150,9 @@ class Server:
         await self._edge.close()
         await self.engine.stop()
 
-    async def _bound_api(self) -> grpc.aio.Server:
+    def _bound_api(self) -> grpc.aio.Server:
         """The API with its services, its port taken; it answers once it is started."""
         address = self.node.api_address
-        await _refuse_port_in_use(self.node.id, address)
         server = grpc.aio.server(interceptors=[self._edge], options=SERVER_OPTIONS)
         slices = Slices(self.replica.clock)
         self._runs = RunService(self.replica, slices, self.dispatcher)
@@ -163,7 +164,7 @@ class Server:
         cluster_pb2_grpc.add_ClusterServiceServicer_to_server(
             ClusterService(
                 self.replica,
-                self.node.id,
+                self.leadership,
                 worker_count=lambda: len(self.dispatcher.workers()),
             ),
             server,
@@ -200,6 +201,8 @@ class Leadership:
         self._running_term: int | None = None  # of the loops
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+        # From the beginning: an election may be over before the API answers.
+        replica.engine.subscribe(self._on_event)
 
     @property
     def node_id(self) -> str:
@@ -216,16 +219,23 @@ class Leadership:
 
     @property
     def leader_id(self) -> str | None:
-        """The leader that this node knows; a node that does not lead never names itself."""
-        leader_id = self._replica.engine.leader_id
-        return None if leader_id == self.node_id and not self.leads else leader_id
+        """The leader that this node knows and is connected to, or itself while it leads.
+
+        A node that has lost its leader's connection names none: it could only send callers to
+        where it cannot go itself, and if that node is dead, another one will be elected soon.
+        """
+        engine = self._replica.engine
+        leader_id = engine.leader_id
+        if leader_id == self.node_id:
+            return leader_id if self.leads else None
+        reachable = any(peer.id == leader_id and peer.reachable for peer in engine.peer_status())
+        return leader_id if reachable else None
 
     @property
     def term(self) -> int:
         return self._replica.engine.term
 
     def start(self) -> None:
-        self._replica.engine.subscribe(self._on_event)
         self._task = asyncio.ensure_future(self._follow())
 
     async def stop(self) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from tocsin.v1 import cluster_pb2, cluster_pb2_grpc
 from tocsin_node.api import _convert
+from tocsin_node.api._forward import Standing
 from tocsin_node.raft.engine import PeerStatus, Role
 from tocsin_node.replica import Replica
 
@@ -24,9 +25,11 @@ class ClusterService(cluster_pb2_grpc.ClusterServiceServicer):
     worker_count: sessions that this node serves now.
     """
 
-    def __init__(self, replica: Replica, node_id: str, *, worker_count: Callable[[], int]) -> None:
+    def __init__(
+        self, replica: Replica, standing: Standing, *, worker_count: Callable[[], int]
+    ) -> None:
         self._replica = replica
-        self._node_id = node_id
+        self._standing = standing
         self._worker_count = worker_count
         self._began_ms = replica.clock.elapsed_ms()
         self._version = importlib.metadata.version("tocsin")
@@ -40,8 +43,8 @@ class ClusterService(cluster_pb2_grpc.ClusterServiceServicer):
         up = 1 + sum(peer.reachable for peer in peers.values())
         response = cluster_pb2.GetStatusResponse(
             cluster_id=config.cluster_id,
-            node_id=self._node_id,
-            leader_id=engine.leader_id or "",
+            node_id=self._standing.node_id,
+            leader_id=self._standing.leader_id or "",
             term=engine.term,
             commit_index=engine.commit_index,
             applied_index=engine.applied_index,
@@ -68,7 +71,7 @@ class ClusterService(cluster_pb2_grpc.ClusterServiceServicer):
             proto.reachable = True
             proto.match_index = engine.last_index if engine.role is Role.LEADER else 0
             return
-        leads = engine.leader_id == node_id
+        leads = self._standing.leader_id == node_id
         proto.role = cluster_pb2.NODE_ROLE_LEADER if leads else cluster_pb2.NODE_ROLE_FOLLOWER
         proto.reachable = peer.reachable
         proto.match_index = peer.match_index or 0

@@ -101,8 +101,9 @@ class JobService(job_pb2_grpc.JobServiceServicer):
         faults.refuse_if_any()
 
         def decide() -> Command | _Known:
+            index = self._repeated(key)
             job = self._replica.state.job(name)
-            if (index := self._repeated(key)) is not None:
+            if index is not None:
                 if job is None:
                     raise _no_job(name)
                 return _Known(self._updated(job, created=job.uid == index, changed=True))
@@ -161,8 +162,9 @@ class JobService(job_pb2_grpc.JobServiceServicer):
         faults.refuse_if_any()
 
         def decide() -> Command | _Known:
+            repeated = self._repeated(key) is not None
             job = self._present(name)
-            if job.paused and (job.pause_note == note or self._repeated(key) is not None):
+            if job.paused and (job.pause_note == note or repeated):
                 return _Known(job)
             if job.paused:
                 # The mark stands still: what the pause has passed over is decided on resuming.
@@ -187,6 +189,7 @@ class JobService(job_pb2_grpc.JobServiceServicer):
         faults.refuse_if_any()
 
         def decide() -> Command | _Known:
+            self._repeated(key)
             job = self._present(name)
             if not job.paused:
                 return _Known(job)
@@ -256,9 +259,18 @@ class JobService(job_pb2_grpc.JobServiceServicer):
         return RequestKey(request_id, digest(method, *body))
 
     def _repeated(self, key: RequestKey) -> int | None:
-        """Log index of this very request, if it was accepted before."""
+        """Log index of this very request, if it was accepted before.
+
+        Raises:
+            Refusal: REQUEST_ID_REUSED, another request had its id.
+        """
         known = self._replica.state.requests.get(key.id)
-        return known.index if known is not None and known.digest == key.digest else None
+        if known is None:
+            return None
+        if known.digest != key.digest:
+            message = f"request id {key.id} was used for another request"
+            raise Refusal("REQUEST_ID_REUSED", message, detail={"subject": known.subject})
+        return known.index
 
     def _present(self, name: str) -> Job:
         job = self._replica.state.job(name)
