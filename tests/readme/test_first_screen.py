@@ -15,7 +15,9 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from datetime import datetime
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -112,9 +114,10 @@ def test_the_first_screen_works_word_for_word(tree: Path) -> None:
         shells.append(watch)
         until("runs succeed", lambda: watch.text().count("SUCCEEDED") >= 2, *shells)
 
-        leader = next(m for m in json_of(tree, "cluster status") if m["role"] == "LEADER")
+        nodes_now = json_of(tree, "cluster status")["nodes"]
+        leader = next(node for node in nodes_now if node["role"] == "LEADER")
         done = watch.text().count("SUCCEEDED")
-        typed = [line.replace("PID", str(leader["processId"])) for line in kill]
+        typed = [line.replace("PID", str(leader["status"]["processId"])) for line in kill]
         fourth = Shell(tree, "4", typed)
         shells.append(fourth)
         until("it goes on", lambda: watch.text().count("SUCCEEDED") >= done + 2, *shells)
@@ -122,14 +125,14 @@ def test_the_first_screen_works_word_for_word(tree: Path) -> None:
 
         runs = json_of(tree, "run list hello")
         times = sorted(datetime.fromisoformat(run["nominalTime"]) for run in runs)
-        gaps = {(later - earlier).total_seconds() for earlier, later in zip(times, times[1:])}
+        gaps = {(later - earlier).total_seconds() for earlier, later in pairwise(times)}
         assert gaps == {5.0}, times
     finally:
         for shell in reversed(shells):
             shell.stop()
 
 
-def json_of(tree: Path, command: str) -> list[dict[str, str]]:
+def json_of(tree: Path, command: str) -> Any:
     shown = subprocess.run(
         ["bash", "-c", f". .venv/bin/activate && tocsin {command} -o json"],
         cwd=tree,
@@ -140,5 +143,4 @@ def json_of(tree: Path, command: str) -> list[dict[str, str]]:
         check=False,
     )
     assert shown.stdout, shown.stderr
-    found: list[dict[str, str]] = json.loads(shown.stdout)
-    return found
+    return json.loads(shown.stdout)
