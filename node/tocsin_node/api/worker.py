@@ -144,6 +144,7 @@ class _Stream:
         self._reports = asyncio.Semaphore(BATCHES_IN_FLIGHT_MAX)
         self._report_tasks: set[asyncio.Task[None]] = set()
         self._cut_off: asyncio.TimerHandle | None = None
+        self._was_cut = False
 
     async def run(self) -> None:
         """Serves until the session ends.
@@ -157,6 +158,11 @@ class _Stream:
         ]
         try:
             await self._write()
+        except asyncio.CancelledError:
+            if not self._was_cut or self._handler is None:
+                raise  # the worker went, or the server is stopping
+            self._handler.uncancel()
+            self._refusal = Refusal("OVERLOADED", "the worker does not read what it is sent")
         finally:
             self._end()
             if self._cut_off is not None:
@@ -212,6 +218,7 @@ class _Stream:
         """A handler that still writes by now waits for a worker that does not read."""
         log.info("worker %s does not read; its session is cut off", self._name())
         if self._handler is not None:
+            self._was_cut = True
             self._handler.cancel()
 
     async def _beat(self) -> None:
