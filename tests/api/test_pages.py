@@ -13,6 +13,7 @@ from tocsin_node.admission import Refusal
 from tocsin_node.api._pages import (
     BUCKET_MAX,
     PAGE_BYTES_MAX,
+    SLICE_MS,
     TURNS_BETWEEN,
     Page,
     Slices,
@@ -92,18 +93,21 @@ def test_names_stay_in_order() -> None:
     assert list(names) == ["again"]
 
 
-async def test_a_long_walk_gives_way_and_only_one_goes_on_at_a_time() -> None:
-    class HandClock:
-        now_ms = 0
+class HandClock:
+    """A host clock that stands until a test moves it."""
 
-        def wall_ms(self) -> int:
-            return self.now_ms
+    now_ms = 0
 
-        def elapsed_ms(self) -> int:
-            return self.now_ms
+    def wall_ms(self) -> int:
+        return self.now_ms
 
+    def elapsed_ms(self) -> int:
+        return self.now_ms
+
+
+async def test_a_walk_gives_way_when_its_slice_is_used_up() -> None:
     hand = HandClock()
-    slices = Slices(ClusterClock(hand))
+    pace = Slices(ClusterClock(hand)).begin()
     turns = 0
 
     async def other() -> None:
@@ -114,16 +118,38 @@ async def test_a_long_walk_gives_way_and_only_one_goes_on_at_a_time() -> None:
 
     task = asyncio.ensure_future(other())
     await asyncio.sleep(0)
-    try:
+    before = turns
+    for _ in range(1_000):
+        await pace.look()
+    assert turns == before, "nothing took long, so nothing gave way"
+    hand.now_ms += SLICE_MS
+    await pace.look()
+    assert turns - before >= TURNS_BETWEEN
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_the_slices_of_several_walks_are_spread() -> None:
+    """Whoever else runs gets its turns between any two slices, not after all of them."""
+    hand = HandClock()
+    slices = Slices(ClusterClock(hand))
+    slices_done = 0
+    seen: list[int] = []
+
+    async def walk() -> None:
+        nonlocal slices_done
         pace = slices.begin()
-        before = turns
-        for _ in range(1_000):
-            await pace.pace()
-        assert turns == before, "nothing took long, so nothing gave way"
-        for _ in range(64):
-            hand.now_ms += 1
-            await pace.pace()
-        assert turns - before >= TURNS_BETWEEN
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        for _ in range(20):
+            hand.now_ms += SLICE_MS
+            slices_done += 1
+            await pace.look()
+
+    walks = [asyncio.ensure_future(walk()) for _ in range(4)]
+    while not all(task.done() for task in walks):
+        seen.append(slices_done)
+        await asyncio.sleep(0)
+    # The four first slices meet; after that, any ten turns in a row hold at most two.
+    begun = next(at for at, done in enumerate(seen) if done >= 4)
+    steady = seen[begun:]
+    windows = zip(steady, steady[TURNS_BETWEEN - 1 :], strict=False)
+    assert max(later - earlier for earlier, later in windows) <= 2

@@ -19,7 +19,7 @@ from tocsin_node.admission import Faults, Refusal
 from tocsin_node.api import _convert
 from tocsin_node.api._filters import job_filter
 from tocsin_node.api._forward import timeout_s
-from tocsin_node.api._pages import Page, Slices, SortedNames, decode_token, encode_token
+from tocsin_node.api._pages import LOOK_EVERY, Page, Slices, SortedNames, decode_token, encode_token
 from tocsin_node.core import command as commands
 from tocsin_node.core.command import Command, Plan, RequestKey, digest
 from tocsin_node.core.model import Job, JobSpec, Run, Schedule
@@ -336,9 +336,10 @@ class JobService(job_pb2_grpc.JobServiceServicer):
         """The names of jobs in order, those that are added meanwhile included where they belong."""
         pace = self._slices.begin()
         while names := self._names.after(name, most=SCAN_NAMES):
-            for name in names:  # noqa: PLR1704 -- goes on after the last one
+            for at, name in enumerate(names):  # noqa: PLR1704 -- goes on after the last one
+                if at % LOOK_EVERY == 0:
+                    await pace.look()
                 yield name
-                await pace.pace()
 
     async def PreviewFireTimes(  # noqa: N802
         self, request: job_pb2.PreviewFireTimesRequest, context: Any
@@ -384,7 +385,6 @@ class JobService(job_pb2_grpc.JobServiceServicer):
                     break
                 for fire in fires:
                     by_time.setdefault(fire.time_ms, fire)
-                    await pace.pace()
                 next_after_ms, found = fires[-1].time_ms, found + len(fires)
                 await pace.look()
         return [by_time[time_ms] for time_ms in sorted(by_time)[:count]]
@@ -418,6 +418,8 @@ class JobService(job_pb2_grpc.JobServiceServicer):
             start = max(start, bisect_right(ranges, position[0], key=lambda one: one.to_ms))
         page, pace = Page(size), self._slices.begin()
         for at in range(start, len(ranges)):
+            if at % LOOK_EVERY == 0:
+                await pace.look()
             stored = ranges[at]
             if to_ms is not None and stored.from_ms > to_ms:
                 break
@@ -427,7 +429,6 @@ class JobService(job_pb2_grpc.JobServiceServicer):
                 response.next_page_token = encode_token((last_ms, ""), *parameters)
                 break
             response.ranges.append(proto)
-            await pace.pace()
         return response
 
     async def _fresh(self, stale_ok: bool, context: Any) -> None:

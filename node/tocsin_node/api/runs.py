@@ -20,7 +20,7 @@ from tocsin_node.admission import Faults, Parent, Refusal
 from tocsin_node.api import _convert, status
 from tocsin_node.api._filters import RunFilter, run_filter
 from tocsin_node.api._forward import timeout_s
-from tocsin_node.api._pages import Page, Position, Slices, decode_token, encode_token
+from tocsin_node.api._pages import LOOK_EVERY, Page, Position, Slices, decode_token, encode_token
 from tocsin_node.core import command as commands
 from tocsin_node.core.command import RequestKey, digest
 from tocsin_node.core.model import Run, RunState
@@ -95,7 +95,9 @@ class RunService(run_pb2_grpc.RunServiceServicer):
         response = run_pb2.ListRunsResponse()
         page, pace, last = Page(size), self._slices.begin(), None
         state = self._replica.state
-        for name in _newest_first(state, parent, position):
+        for at, name in enumerate(_newest_first(state, parent, position)):
+            if at % LOOK_EVERY == 0:
+                await pace.look()
             run = state.runs.get(name)
             if run is not None and _is_wanted(state, run, parent, wanted):
                 proto = self._shown(run)
@@ -106,7 +108,6 @@ class RunService(run_pb2_grpc.RunServiceServicer):
                     break
                 response.runs.append(proto)
                 last = run
-            await pace.pace()
         return response
 
     async def CancelRuns(  # noqa: N802
@@ -208,6 +209,8 @@ class RunService(run_pb2_grpc.RunServiceServicer):
         revisions = [state.runs[name].revision for name in piece]
         frame, page = run_pb2.WatchRunsResponse(), Page(FRAME_RUNS)
         for at, name in enumerate(piece):
+            if at % LOOK_EVERY == 0:
+                await pace.look()
             run = state.runs.get(name)
             if run is not None and _is_wanted(state, run, watch.parent, watch.filter):
                 proto = self._shown(run)
@@ -219,7 +222,6 @@ class RunService(run_pb2_grpc.RunServiceServicer):
                     frame, page = run_pb2.WatchRunsResponse(), Page(FRAME_RUNS)
                     page.takes(proto.ByteSize())
                 frame.runs.append(proto)
-            await pace.pace()
         watch.revision = max(watch.revision, revisions[-1])
         if frame.runs:
             frame.revision = watch.revision
