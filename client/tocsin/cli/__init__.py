@@ -52,11 +52,6 @@ class _Root(click.Group):
         with formatter.section("Commands"):
             formatter.write_dl([(name, line) for name, (_, line) in _COMMANDS.items()])
 
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        return super().resolve_command(ctx, args)
-
     def main(  # type: ignore[override]  # always ends the process, as click's own main does
         self,
         args: Sequence[str] | None = None,

@@ -232,7 +232,7 @@ class _Up:
 
 
 async def _line(stream: asyncio.StreamReader) -> str:
-    """The next line without its end, `?` for what is not UTF-8; empty at the end of the stream."""
+    """The next line without its end; a blank for an empty one, and empty at the stream's end."""
     try:
         raw = await stream.readline()
     except ValueError:

@@ -1,0 +1,132 @@
+"""`tocsin cluster status` and `tocsin worker list`: how nodes and workers are shown."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+
+from tests.cli.conftest import NOON, FakeClient, make_status
+from tocsin.cli.cluster import quorum_words
+from tocsin.types import WorkerInfo
+
+Tocsin = Callable[..., Result]
+
+
+def test_all_nodes_up(tocsin: Tocsin, client: FakeClient) -> None:
+    client.statuses = {node: make_status(node, "n2") for node in ("n1", "n2", "n3")}
+    result = tocsin("cluster", "status")
+    assert result.exit_code == 0
+    lines = [line.split() for line in result.stdout.splitlines()]
+    assert lines[0][:3] == ["NODE", "ROLE", "REACHABLE"]
+    assert lines[1] == [
+        "n1",
+        "follower",
+        "yes",
+        "3",
+        "100",
+        "98",
+        "2",
+        "4001",
+        "127.0.0.1:7112",
+        "0.1.0",
+    ]
+    assert lines[2][:3] == ["n2", "LEADER", "yes"]
+    assert "quorum 3/3: one more failure is survived" in result.stdout
+
+
+def test_a_dead_node_is_degraded(tocsin: Tocsin, client: FakeClient) -> None:
+    client.statuses = {node: make_status(node, "n2") for node in ("n1", "n2")}
+    result = tocsin("cluster", "status")
+    assert result.exit_code == 8
+    assert result.stdout.splitlines()[3].split()[:3] == ["n3", "-", "NO"]
+    assert "quorum 2/3: one more failure stops the cluster" in result.stdout
+    shown = json.loads(tocsin("cluster", "status", "-o", "json").stdout)
+    assert (shown["leaderId"], shown["nodesUp"], shown["nodesNeeded"]) == ("n2", 2, 2)
+    assert [node["reachable"] for node in shown["nodes"]] == [True, True, False]
+
+
+def test_no_leader_is_5_and_still_shows_the_nodes(tocsin: Tocsin, client: FakeClient) -> None:
+    client.statuses = {"n1": make_status("n1", "")}
+    result = tocsin("cluster", "status")
+    assert result.exit_code == 5
+    assert "quorum lost: 1 of 3 nodes up, 2 needed" in result.stdout
+    assert "no node leads" in result.stderr
+
+
+def test_nobody_answers_is_5(tocsin: Tocsin) -> None:
+    result = tocsin("cluster", "status")
+    assert result.exit_code == 5
+    assert "n1 (127.0.0.1:7112)" in result.stderr
+
+
+def test_a_node_that_was_cut_off_does_not_decide_who_leads(
+    tocsin: Tocsin, client: FakeClient
+) -> None:
+    client.statuses = {
+        "n1": make_status("n1", "n1", term=3),
+        "n2": make_status("n2", "n2", term=4),
+        "n3": make_status("n3", "n2", term=4),
+    }
+    lines = [line.split() for line in tocsin("cluster", "status").stdout.splitlines()]
+    assert lines[1][1] == "leader"  # says it of itself, in an older term
+    assert lines[2][1] == "LEADER"
+
+
+def test_one_address_is_enough_to_find_the_others(tocsin: Tocsin, client: FakeClient) -> None:
+    client.nodes = {"127.0.0.1:7112": "127.0.0.1:7112"}
+    client.statuses = {node: make_status(node, "n2") for node in ("n1", "n2")}
+    result = tocsin("cluster", "status", "-e", "127.0.0.1:7112")
+    assert result.exit_code == 8
+    assert [line.split()[0] for line in result.stdout.splitlines()[1:4]] == ["n1", "n2", "n3"]
+    assert client.opened_with[-1].target == "127.0.0.1:7112,127.0.0.1:7122,127.0.0.1:7132"
+
+
+@pytest.mark.parametrize(
+    ("up", "count", "words"),
+    [
+        (1, 1, "quorum 1/1: one more failure stops the cluster"),
+        (5, 5, "quorum 5/5: 2 more failures are survived"),
+        (3, 5, "quorum 3/5: one more failure stops the cluster"),
+        (2, 5, "quorum lost: 2 of 5 nodes up, 3 needed"),
+    ],
+)
+def test_quorum_in_words(up: int, count: int, words: str) -> None:
+    assert quorum_words(up, count) == words
+
+
+def test_workers(tocsin: Tocsin, client: FakeClient) -> None:
+    assert "tocsin worker shell" in tocsin("worker", "list").stderr
+    client.workers = [
+        WorkerInfo(
+            worker_id="box:1",
+            instance_id="i",
+            queues=("default", "slow"),
+            handlers=("shell",),
+            slots=8,
+            busy=3,
+            last_heartbeat_time=NOON,
+            draining=True,
+            sdk="tocsin-python/0.1.0",
+            labels={},
+        )
+    ]
+    row = tocsin("worker", "list").stdout.splitlines()[1]
+    assert row.split() == [
+        *["box:1", "3/8", "default,slow", "shell", "2026-11-29", "12:00:00Z", "draining"]
+    ]
+    assert json.loads(tocsin("worker", "list", "-o", "json").stdout)[0]["busy"] == 3
+
+
+def test_up_names_every_fault_of_the_file_once(tocsin: Tocsin, tmp_path: Path) -> None:
+    file = tmp_path / "cluster.yaml"
+    file.write_text("version: 1\ncluster_id: x\nnodes: []\nraft: {profle: lan}\n")
+    result = tocsin("up", "-c", str(file))
+    assert result.exit_code == 1
+    assert result.stderr.startswith("error: ")
+    assert "nodes" in result.stderr
+    assert "profle" in result.stderr
+    assert "Traceback" not in result.stderr

@@ -1,0 +1,129 @@
+"""`tocsin run`: lists, watching, and the exit codes of waiting and cancelling."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+from click.testing import Result
+
+from tests.cli.conftest import NOON, FakeClient, make_run
+from tocsin.types import AttemptError, AttemptOutcome, RunChanges, RunState
+
+Tocsin = Callable[..., Result]
+
+
+def test_list_asks_for_what_the_options_say(tocsin: Tocsin, client: FakeClient) -> None:
+    for job in ("", "hello", "billing/report", "billing/"):
+        tocsin("run", "list", job)
+    tocsin("run", "list", "--state", "failed", "--cause", "TRIGGER", "--queue", "q")
+    assert [arguments for arguments, _ in client.asked("list_runs")] == [
+        ("", ""),
+        ("default/hello", ""),
+        ("billing/report", ""),
+        ("billing", ""),
+        ("", "state=FAILED cause=TRIGGER queue=q"),
+    ]
+
+
+def test_list_says_when_there_is_more(tocsin: Tocsin, client: FakeClient) -> None:
+    client.runs = [make_run(f"default/a/{n}") for n in range(3)]
+    some = tocsin("run", "list", "--limit", "2", "-o", "name")
+    assert some.stdout == "default/a/0\ndefault/a/1\n"
+    assert "--limit 0" in some.stderr
+    for limit in ("3", "0"):
+        whole = tocsin("run", "list", "--limit", limit, "-o", "json")
+        assert len(json.loads(whole.stdout)) == 3
+        assert whole.stderr == ""
+
+
+def test_list_shows_lateness_and_length(tocsin: Tocsin, client: FakeClient) -> None:
+    client.runs = [make_run(state=RunState.SUCCEEDED, end_time=NOON + timedelta(seconds=2))]
+    row = tocsin("run", "list").stdout.splitlines()[1]
+    assert "0.25s" in row
+    assert "1.75s" in row
+
+
+def test_get_shows_attempts_and_why_it_waits(tocsin: Tocsin, client: FakeClient) -> None:
+    run = make_run(
+        state=RunState.RETRY_WAIT, state_reason="no worker offers handler 'x' on queue 'default'"
+    )
+    failed = replace(
+        run.attempts[0],
+        outcome=AttemptOutcome.FAILED,
+        error=AttemptError(kind="exit-code-1", message="oh\x1b[31m no\nreally"),
+    )
+    client.runs = [replace(run, attempts=(failed,))]
+    shown = tocsin("run", "get", run.name).stdout
+    assert "no worker offers handler 'x'" in shown
+    assert str(2**53 + 1) in shown
+    assert "exit-code-1: oh\\x1b[31m no\\nreally" in shown
+    assert "\x1b" not in shown
+
+
+@pytest.mark.parametrize(
+    ("state", "code"),
+    [
+        (RunState.SUCCEEDED, 0),
+        (RunState.FAILED, 10),
+        (RunState.CANCELLED, 11),
+        (RunState.LEASED, 12),
+        (RunState.PENDING, 12),
+        (RunState.RETRY_WAIT, 12),
+    ],
+)
+def test_wait_ends_with_the_run_and_says_how(
+    tocsin: Tocsin, client: FakeClient, state: RunState, code: int
+) -> None:
+    client.runs = [make_run(state=state)]
+    result = tocsin("run", "wait", "hello/x", "--timeout", "1m30s", "-o", "json")
+    assert result.exit_code == code
+    assert json.loads(result.stdout)["state"] == f"RUN_STATE_{state}"
+    assert client.asked("wait_run") == [(("hello/x", 90.0), {})]
+    # --timeout is the wait's here, and does not shorten the calls.
+    assert client.opened_with[0].timeout_s == 10.0
+
+
+@pytest.mark.parametrize(
+    ("names", "code"),
+    [(["a"], 0), (["a", "gone"], 3), (["gone"], 3), (["over", "a"], 4), (["gone", "over"], 4)],
+)
+def test_cancel_answers_for_each_run(
+    tocsin: Tocsin, client: FakeClient, names: list[str], code: int
+) -> None:
+    result = tocsin("run", "cancel", *names, "--reason", "wrong data", "-o", "json")
+    assert result.exit_code == code
+    assert [item["name"] for item in json.loads(result.stdout)] == names
+    assert client.asked("cancel_runs") == [((tuple(names),), {"reason": "wrong data"})]
+
+
+def test_watch_begins_with_what_is_under_way_and_then_shows_ends(
+    tocsin: Tocsin, client: FakeClient
+) -> None:
+    over = make_run("default/a/old", state=RunState.SUCCEEDED)
+    begun = make_run("default/a/new")
+    ended = replace(begun, state=RunState.SUCCEEDED, end_time=NOON + timedelta(seconds=1))
+    client.changes = [
+        RunChanges(revision=1, runs=(over, begun), caught_up=True),
+        RunChanges(revision=2, runs=(ended,), caught_up=False),
+        RunChanges(revision=3, runs=(), caught_up=False),
+    ]
+    lines = tocsin("run", "watch", "a").stdout.splitlines()
+    assert [line.split()[2:4] for line in lines] == [
+        ["LEASED", "default/a/new"],
+        ["SUCCEEDED", "default/a/new"],
+    ]
+    assert f"token {2**53 + 1}" in lines[0]
+    assert client.asked("watch_runs")[0][0] == ("default/a", "", 0)
+
+
+def test_watch_prints_one_json_object_per_line_and_stops_at_count(
+    tocsin: Tocsin, client: FakeClient
+) -> None:
+    runs = tuple(make_run(f"default/a/{n}", state=RunState.FAILED) for n in range(5))
+    client.changes = [RunChanges(revision=1, runs=runs, caught_up=False)]
+    result = tocsin("run", "watch", "-o", "json", "--count", "3", "--from-revision", "1")
+    assert [json.loads(line)["name"][-1] for line in result.stdout.splitlines()] == ["0", "1", "2"]
