@@ -40,6 +40,8 @@ def test_import_makes_a_job_of_each_line(tocsin: Tocsin, client: FakeClient, tab
     assert ShellPayload.from_json_bytes(job.payload).command == "/opt/report.sh"
     assert (job.handler, job.queue, job.labels) == ("shell", "cron", {"crontab": "mine"})
     assert "cron mails it" in result.stderr
+    # What holds for several lines is said once, and names them all.
+    assert f"{tab}:2,4: time zone Europe/Berlin" in result.stderr
 
 
 def test_a_second_import_changes_nothing(tocsin: Tocsin, client: FakeClient, tab: Path) -> None:

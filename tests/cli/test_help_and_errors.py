@@ -71,6 +71,7 @@ def test_help_loads_no_command_and_no_table_library() -> None:
         (errors.AlreadyExists("job default/x exists"), 4, "hint: --update"),
         (errors.Conflict("changed"), 4, "hint: "),
         (errors.FailedPrecondition("has active runs", hint="--cancel-running"), 4, "hint: --canc"),
+        (errors.FailedPrecondition("busy", reason="JOB_HAS_ACTIVE_RUNS"), 4, "--cancel-running"),
         (errors.RevisionCompacted("too old"), 4, "too old"),
         (errors.NoLeader("no node leads"), 5, "hint: "),
         (errors.Unavailable("no node answers"), 5, "hint: "),

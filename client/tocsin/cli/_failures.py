@@ -37,6 +37,9 @@ _HINTS: tuple[tuple[type[Exception], str], ...] = (
     (errors.Overloaded, "nothing was written: repeat it later"),
 )
 
+# What the command line offers against a refusal, by the node's reason.
+_HINTS_BY_REASON = {"JOB_HAS_ACTIVE_RUNS": "--cancel-running cancels them and deletes the job"}
+
 
 def explained(error: Exception) -> tuple[str, str, int]:
     """The sentence, the hint (perhaps empty) and the exit code for a failure."""
@@ -44,7 +47,7 @@ def explained(error: Exception) -> tuple[str, str, int]:
         message = error.message or error.reason or type(error).__name__
         if error.field and error.field not in message:
             message = f"{error.field}: {message}"
-        hint = error.hint or _first(_HINTS, error, "")
+        hint = _HINTS_BY_REASON.get(error.reason) or error.hint or _first(_HINTS, error, "")
         return _one_line(message), _one_line(hint), _first(_EXIT_CODES, error, 1)
     if isinstance(error, errors.TocsinError):
         return _one_line(str(error)), _first(_HINTS, error, ""), _first(_EXIT_CODES, error, 1)

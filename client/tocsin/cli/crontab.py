@@ -261,12 +261,15 @@ def _print_plan(settings: Settings, plans: Sequence[Plan], steps: Sequence[_Step
             where = f"{plan.source_name}:{problem.line_number}"
             fix = f"; {problem.fix}" if problem.fix else ""
             _output.note(f"{where}: {problem.severity}: {problem.message}{fix}")
+    remarks: dict[tuple[str, str], list[str]] = {}
     for step in steps:
-        where = f"{step.source}:{step.entry.line_number}"
+        line = str(step.entry.line_number)
         if step.why:
-            _output.note(f"{where}: refused: {step.why}")
+            _output.note(f"{step.source}:{line}: refused: {step.why}")
         for remark in step.entry.notes:
-            _output.note(f"{where}: {remark}")
+            remarks.setdefault((step.source, remark), []).append(line)
+    for (source, remark), lines in remarks.items():
+        _output.note(f"{source}:{','.join(lines)}: {remark}")
 
 
 def _summary(steps: Sequence[_Step], refused: int, *, done: bool, pruned: int) -> str:
