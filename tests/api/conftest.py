@@ -42,8 +42,8 @@ def free_address() -> str:
 def config_text(nodes: int, *, more: str = "") -> str:
     """A cluster.yaml whose election timeouts suit a loop that several nodes share."""
     # One node alone is disturbed by nobody, so it may stand for election at once.
-    timeout = "[100ms, 150ms]" if nodes == 1 else "[400ms, 800ms]"
-    heartbeat = "25ms" if nodes == 1 else "80ms"
+    timeout = "[60ms, 80ms]" if nodes == 1 else "[400ms, 800ms]"
+    heartbeat = "15ms" if nodes == 1 else "80ms"
     lines = [
         "version: 1",
         "cluster_id: test",

@@ -26,6 +26,7 @@ from tests.api.conftest import (
     until,
 )
 from tocsin.v1 import cluster_pb2, cluster_pb2_grpc
+from tocsin_node.__main__ import main
 from tocsin_node.config import parse
 from tocsin_node.raft.engine import AddressInUse, DataDirInUse, RaftError, StartRefused
 from tocsin_node.server import Server
@@ -107,7 +108,7 @@ async def test_a_second_node_on_the_same_folder_is_refused(tmp_path: Path) -> No
 
 
 def test_timings_that_raft_cannot_use_are_refused(tmp_path: Path) -> None:
-    text = config_text(1).replace("25ms", "45ms")
+    text = config_text(1).replace("15ms", "25ms")
     made = parse(text, path=tmp_path / "cluster.yaml", env={})
     with pytest.raises(StartRefused, match="heartbeat_interval"):
         Server(made, "n1", on_fatal=_unexpected)
@@ -201,27 +202,28 @@ async def test_logs_can_be_json(file: Path) -> None:
     assert not (file.parent / "data").exists()
 
 
-async def test_every_fault_of_the_file_is_said(file: Path) -> None:
+def test_every_fault_of_the_file_is_said(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     edit(file, "version: 1", "version: 2\nleases: {defalt: 3s}")
-    code, said = await finished(await spawn("--node", "n1", "-c", str(file)))
-    assert code == 2
+    assert main(["--node", "n1", "-c", str(file)]) == 2
+    said = capsys.readouterr().err
     assert said.startswith("error: ")
     assert "version" in said
     assert "did you mean default?" in said
 
 
-async def test_an_unknown_node_is_refused(file: Path) -> None:
-    code, said = await finished(await spawn("--node", "n7", "-c", str(file)))
-    assert code == 2
+def test_an_unknown_node_is_refused(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--node", "n7", "-c", str(file)]) == 2
+    said = capsys.readouterr().err
     assert said.startswith("error: ")
     assert "lists n1" in said
     assert not (file.parent / "data").exists()
 
 
-async def test_wrong_flags_are_refused(file: Path) -> None:
-    code, said = await finished(await spawn("-c", str(file)))
-    assert code == 2
-    assert "--node" in said
+def test_wrong_flags_are_refused(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["-c", str(file)])
+    assert caught.value.code == 2
+    assert "--node" in capsys.readouterr().err
 
 
 async def test_what_is_in_use_is_said_in_one_line(file: Path) -> None:

@@ -33,6 +33,7 @@ LEADER_ADDRESS_KEY = "tocsin-leader-address"
 
 CALL_TIMEOUT_S = 10.0  # of calls that came without a deadline
 CONNECT_TIMEOUT_S = 2.0
+ANSWER_S = 0.1  # kept back of a call's time for the way of the answer
 
 MESSAGE_BYTES_MAX = 4 * 1024 * 1024
 CHANNEL_OPTIONS = (
@@ -300,9 +301,13 @@ class _Passed(Exception):
 
 
 def timeout_s(context: Any) -> float:
-    """What is left of a call's time, in seconds."""
+    """What is left of a call's time, in seconds, less what the answer needs to arrive in time.
+
+    A refusal that says why is worth more to the caller than its own deadline passing.
+    """
     remaining = context.time_remaining()
-    return CALL_TIMEOUT_S if remaining is None else max(float(remaining), 0.001)
+    left = CALL_TIMEOUT_S if remaining is None else max(float(remaining), 0.001)
+    return left - min(ANSWER_S, left / 10)
 
 
 def _is_local(method: str, request: Any) -> bool:
