@@ -138,7 +138,8 @@ class _Up:
         if self._stops_asked and not self._failed_start:
             _output.note("all nodes have stopped")
             return 0
-        _output.note("error: all nodes have ended")
+        reason = "a node could not start" if self._failed_start else "all nodes have ended"
+        _output.note(f"error: {reason}")
         return 1
 
     async def _start(self, node_id: str) -> _Child:
