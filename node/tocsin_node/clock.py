@@ -1,7 +1,8 @@
 """The only module that asks the host for the time.
 
-Owns two questions: what time is it in the cluster (UTC milliseconds, never going back), and how much
-time has passed on this host (suspension included). Refuses to be read by core/, where time is data.
+Owns two questions: what time is it in the cluster (UTC milliseconds, never going back), and how
+much time has passed on this host (suspension included). Refuses to be read by core/, where time is
+data.
 """
 
 from __future__ import annotations

@@ -549,13 +549,13 @@ def _sockets(address: str) -> list[str]:
 
 
 def _check_raft(raft: RaftConfig, faults: list[Fault]) -> None:
-    # Two heartbeats must fit in the shortest election timeout, so that one lost frame, or a slow
+    # Three heartbeats must fit in the shortest election timeout, so that one lost frame, or a slow
     # loop pass, does not depose a healthy leader.
-    if raft.heartbeat_interval_ms * 2 >= raft.election_timeout_ms[0]:
+    if raft.heartbeat_interval_ms * 3 >= raft.election_timeout_ms[0]:
         faults.append(
             Fault(
                 "raft.heartbeat_interval",
-                f"got {raft.heartbeat_interval_ms}ms, expected less than half of the shortest "
+                f"got {raft.heartbeat_interval_ms}ms, expected less than a third of the shortest "
                 f"election timeout ({raft.election_timeout_ms[0]}ms)",
             )
         )

@@ -12,7 +12,12 @@ from tocsin_node.core.model import Job, JobSpec, Misfire, Outcome, ScheduleKind
 from tocsin_node.schedule import Timetable, jitter_ms
 
 DECISIONS_MAX = 100  # occurrences on time that one command decides; the next command goes on
+SETTLE_MAX = 1_000  # occurrences on time that one edit decides; they travel in one log entry
 COUNT_EXACT_MAX = 1_000  # covered nominal times are counted exactly up to here
+
+
+class Backlog(Exception):
+    """More occurrences are undecided than one entry can settle; the ticker is deciding them."""
 
 
 def first(name: str, spec: JobSpec, now_ms: int) -> tuple[tuple[Decision, ...], Plan]:
@@ -49,19 +54,29 @@ def settle(job: Job, now_ms: int) -> tuple[tuple[Decision, ...], Plan]:
 
     Those that are jittered into the future become runs that wait until they are due. What a pause
     has passed over is skipped: the definition that named it is about to go. The plan's mark is now.
+
+    Raises:
+        Backlog: there are more than `SETTLE_MAX`; try again when the ticker has decided them.
     """
     if job.paused:
         decisions = _passed_over(job, now_ms)
     else:
-        decisions, _ = _decide(job, until_ms=now_ms, now_ms=now_ms, most=None)
+        decisions, plan = _decide(job, until_ms=now_ms, now_ms=now_ms, most=SETTLE_MAX)
+        if plan.next_time_ms is not None and plan.next_time_ms <= now_ms:
+            raise Backlog(f"{job.name} has more than {SETTLE_MAX} occurrences to decide first")
     return decisions, plan_after(
         job.name, job.spec, anchor_time_ms=job.anchor_time_ms, mark_time_ms=now_ms
     )
 
 
 def resume(job: Job, now_ms: int) -> tuple[tuple[Decision, ...], Plan]:
-    """Decides by the misfire policy what came due during a pause, and plans on from now."""
-    decisions, _ = _decide(job, until_ms=now_ms, now_ms=now_ms, most=None)
+    """Decides by the misfire policy what came due during a pause, and plans on from now.
+
+    What is more than an entry can hold is left to the ticker, which goes on from the plan's mark.
+    """
+    decisions, plan = _decide(job, until_ms=now_ms, now_ms=now_ms, most=SETTLE_MAX)
+    if plan.next_time_ms is not None and plan.next_time_ms <= now_ms:
+        return decisions, plan
     return decisions, plan_after(
         job.name, job.spec, anchor_time_ms=job.anchor_time_ms, mark_time_ms=now_ms
     )
@@ -76,7 +91,7 @@ def plan_after(name: str, spec: JobSpec, *, anchor_time_ms: int, mark_time_ms: i
 
 
 def _decide(
-    job: Job, *, until_ms: int, now_ms: int, most: int | None
+    job: Job, *, until_ms: int, now_ms: int, most: int
 ) -> tuple[tuple[Decision, ...], Plan]:
     """Misfire first, then one decision for each occurrence on time.
 
@@ -93,7 +108,7 @@ def _decide(
         decisions, mark_ms = _misfired(job, table, late_until_ms)
         next_ms = table.next_after(mark_ms)
     while next_ms is not None and next_ms <= until_ms:
-        if most is not None and len(decisions) >= most:
+        if len(decisions) >= most:
             break
         decisions.append(Decision(next_ms, next_ms + offset_ms))
         mark_ms, next_ms = next_ms, table.next_after(next_ms)

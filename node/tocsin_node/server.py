@@ -303,6 +303,7 @@ class Leadership:
             node_id=self.node_id,
             limits=Limits(
                 jobs=config.limits.jobs,
+                jobs_per_namespace=config.limits.jobs_per_namespace,
                 pending_runs=config.limits.pending_runs,
                 runs_per_job=config.limits.runs_per_job,
                 finished_runs=config.limits.finished_runs,

@@ -312,7 +312,7 @@ def test_addresses_that_are_refused(address: str, expected: str) -> None:
         ),
         (
             "raft: {heartbeat_interval: 250ms}",
-            "raft.heartbeat_interval: got 250ms, expected less than half of the shortest election "
+            "raft.heartbeat_interval: got 250ms, expected less than a third of the shortest election "
             "timeout (500ms)",
         ),
         ("raft: {profile: moon}", "raft.profile: got 'moon', expected lan or wan"),

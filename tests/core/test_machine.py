@@ -506,3 +506,14 @@ def test_entries_only_move_forward(m: Machine) -> None:
     m.create()
     with pytest.raises(AssertionError, match="not newer"):
         machine.apply_entry(m.state, m.state.index, m.now_ms, [])
+
+
+def test_a_namespace_holds_so_many_jobs(m: Machine) -> None:
+    m.limits(jobs_per_namespace=1)
+    m.create()
+    m.create("other/job")
+    spec = JobSpec("h")
+    another = c.CreateJob(m.request(), "default/two", spec, (), c.Plan(m.now_ms, None, None))
+    assert m.refused(another) is Reason.QUOTA_EXCEEDED
+    m.done(c.DeleteJob(m.request(), NAME, 0, True))
+    m.done(another)

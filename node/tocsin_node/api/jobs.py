@@ -15,14 +15,14 @@ from typing import Any, cast
 
 from tocsin.v1 import job_pb2, job_pb2_grpc
 from tocsin_node import admission, planner
-from tocsin_node.admission import Faults, Refusal
+from tocsin_node.admission import Faults, Refusal, refuse_field
 from tocsin_node.api import _convert
 from tocsin_node.api._filters import job_filter
 from tocsin_node.api._forward import timeout_s
 from tocsin_node.api._pages import LOOK_EVERY, Page, Slices, SortedNames, decode_token, encode_token
 from tocsin_node.core import command as commands
 from tocsin_node.core.command import Command, Plan, RequestKey, digest
-from tocsin_node.core.model import Job, JobSpec, Run, Schedule
+from tocsin_node.core.model import Job, JobSpec, Run, Schedule, ScheduleKind, utc_name
 from tocsin_node.core.result import Reason
 from tocsin_node.core.state import Ledger
 from tocsin_node.replica import Changes, Refused, Replica
@@ -123,6 +123,7 @@ class JobService(job_pb2_grpc.JobServiceServicer):
                 proposed = _convert.definition(name, spec)
                 return _Known(job_pb2.UpdateJobResponse(job=proposed, changed=True))
             now_ms = self._replica.clock.now_ms()
+            _refuse_new_past_times(job.spec, spec, now_ms)
             decisions, _ = planner.settle(job, now_ms)
             plan = planner.plan_after(
                 name, spec, anchor_time_ms=job.anchor_time_ms, mark_time_ms=now_ms
@@ -232,6 +233,8 @@ class JobService(job_pb2_grpc.JobServiceServicer):
         for attempt in range(REPLANS_MAX):
             try:
                 decided = decide()
+            except planner.Backlog as behind:
+                raise Refusal("OVERLOADED", f"{behind}; try again in a moment") from None
             except Refusal:
                 if is_current:
                     raise
@@ -451,6 +454,19 @@ def _check_etag(job: Job, etag: int) -> None:
             f"job {job.name} was changed since its etag {etag} was read; it is at {job.version}",
             detail={"current_etag": str(job.version), "job": job.name},
         )
+
+
+def _refuse_new_past_times(before: JobSpec, after: JobSpec, now_ms: int) -> None:
+    """A changed job plans on from now, so that a new time in the past would silently never come."""
+    known = {each.at_time_ms for each in before.schedules}
+    for number, each in enumerate(after.schedules):
+        past = each.kind is ScheduleKind.AT and each.at_time_ms <= now_ms
+        if past and each.at_time_ms not in known:
+            raise refuse_field(
+                f"job.schedules[{number}].at",
+                utc_name(each.at_time_ms),
+                "a time in the future when a job is changed; trigger it to run it now",
+            )
 
 
 def _job_exists(name: str) -> Refusal:

@@ -51,6 +51,7 @@ from tocsin_node.core.model import (
     Request,
     Run,
     RunState,
+    namespace_of,
     utc_name,
 )
 from tocsin_node.core.result import Applied, Reason, Rejected, Result
@@ -100,7 +101,7 @@ def _create_job(state: State, command: CreateJob) -> Result:
         return known
     old = state.jobs.get(command.name)
     if old is not None and not old.deleted:
-        return Rejected(Reason.JOB_EXISTS, f"job {command.name} exists")
+        return Rejected(Reason.JOB_EXISTS, f"job {command.name} exists", {"job": command.name})
     if old is not None:
         return Rejected(
             Reason.JOB_HAS_ACTIVE_RUNS,
@@ -112,6 +113,10 @@ def _create_job(state: State, command: CreateJob) -> Result:
         return Rejected(Reason.STALE_PLAN, f"job {command.name} was deleted in the same entry")
     if len(state.jobs) >= state.limits.jobs:
         return Rejected(Reason.QUOTA_EXCEEDED, f"the cluster holds {state.limits.jobs} jobs")
+    namespace = namespace_of(command.name)
+    if state.jobs_by_namespace[namespace] >= state.limits.jobs_per_namespace:
+        most = state.limits.jobs_per_namespace
+        return Rejected(Reason.QUOTA_EXCEEDED, f"namespace {namespace} holds {most} jobs")
     job = Job(
         name=command.name,
         uid=state.index,

@@ -207,6 +207,7 @@ class Limits(Record, frozen=True):
     """Bounds that every replica applies alike: the leader's configuration, carried in the log."""
 
     jobs: int = 1_000_000
+    jobs_per_namespace: int = 1_000_000
     pending_runs: int = 1_000_000
     runs_per_job: int = 20  # finished ones
     finished_runs: int = 1_000_000
@@ -223,6 +224,11 @@ class Request(Record, frozen=True):
     subject: str  # name of the job or run it made or changed
     index: int
     time_ms: int
+
+
+def namespace_of(name: str) -> str:
+    """The namespace in the name of a job or a run."""
+    return name.partition("/")[0]
 
 
 def utc_name(time_ms: int) -> str:

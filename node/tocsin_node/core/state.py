@@ -26,6 +26,7 @@ from tocsin_node.core.model import (
     Request,
     Run,
     RunState,
+    namespace_of,
 )
 
 SNAPSHOT_VERSION = 1
@@ -94,6 +95,7 @@ class State:
         self._reset_indexes()
 
     def _reset_indexes(self) -> None:
+        self.jobs_by_namespace: Counter[str] = Counter()
         self.runs_by_job: dict[str, OrderedSet] = {}  # in order of creation
         self.active: dict[str, OrderedSet] = {}  # LEASED or RETRY_WAIT, by job
         self.pending: dict[str, OrderedSet] = {}  # by job, in order of creation
@@ -153,6 +155,8 @@ class State:
             self._use_version((job.name, job.version), +1)
             if before is not None:
                 self._use_version((job.name, before.version), -1)
+        if before is None:
+            self.jobs_by_namespace[namespace_of(job.name)] += 1
         self.jobs[job.name] = job
         self._index_due(job)
         self.changed_jobs[job.name] = None
@@ -162,6 +166,7 @@ class State:
         for run in list(self.runs_by_job.get(name, ())):
             self.drop_run(run)
         job = self.jobs.pop(name)
+        self.jobs_by_namespace[namespace_of(name)] -= 1
         self._unindex_due(job)
         self._use_version((name, job.version), -1)
         ledger = self.ledger.pop(name, None)
@@ -265,8 +270,8 @@ class _Snapshot(Record, frozen=True):
     limits: Limits
     jobs: list[Job]
     versions: list[tuple[str, int, JobSpec]]  # those that no job has as its current one
-    runs: list[Run]  # the one that changed last at the end
-    run_order: list[str]  # in order of creation
+    runs: list[Run]  # in order of creation
+    recent: list[str]  # all runs, the one that changed last at the end
     ended_order: list[str]  # in order of their end
     ledger: list[tuple[str, int, list[Range]]]  # job, floor, ranges
     requests: list[tuple[str, Request]]
@@ -284,8 +289,8 @@ def snapshot(state: State) -> bytes:
             state.limits,
             [state.jobs[name] for name in sorted(state.jobs)],
             [(*key, state.versions[key]) for key in sorted(state.versions) if key not in current],
-            [state.runs[name] for name in state.recent],
-            [name for job in sorted(state.runs_by_job) for name in state.runs_by_job[job]],
+            list(state.runs.values()),
+            list(state.recent),
             list(state.finished),
             [
                 (job, state.ledger[job].floor_ms, list(state.ledger[job].ranges))
@@ -314,6 +319,7 @@ def restore(data: bytes) -> State:
     for name, version, spec in stored.versions:
         state.versions[name, version] = spec
     for job in stored.jobs:
+        state.jobs_by_namespace[namespace_of(job.name)] += 1
         state._use_version((job.name, job.version), +1)
         state._index_due(job)
     for name, floor_ms, ranges in stored.ledger:
@@ -322,13 +328,11 @@ def restore(data: bytes) -> State:
             state._use_version((name, kept.version), +1)
     for run in stored.runs:
         state.runs[run.name] = run
-        state.recent[run.name] = None
         state._use_version((run.job, run.version), +1)
-    for name in stored.run_order:
-        run = state.runs[name]
-        state.runs_by_job.setdefault(run.job, {})[name] = None
+        state.runs_by_job.setdefault(run.job, {})[run.name] = None
         if run.state not in FINAL_STATES:
             state._index_run_state(run)
+    state.recent = dict.fromkeys(stored.recent)
     for name in stored.ended_order:
         state._index_run_state(state.runs[name])
     state.requests = dict(stored.requests)
