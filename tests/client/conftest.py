@@ -299,7 +299,7 @@ class Kit:
     async def until(self, condition: Callable[[], Any]) -> Any:
         """Waits for what other threads bring about."""
         async with asyncio.timeout(PATIENCE):
-            while not (found := condition()):  # noqa: ASYNC110 - threads set no asyncio events
+            while not (found := condition()):
                 await asyncio.sleep(0.005)
         return found
 

@@ -224,7 +224,7 @@ def test_a_stop_ends_the_whole_group_in_good_order(
         # It exited with 0, so what it did counts: the end that came first is reported.
         assert ended[0]["exit_code"] == 0
     assert file.read_text() == "bye\n"
-    assert not _is_alive(int(child.read_text()))
+    _until(lambda: not _is_alive(int(child.read_text())))
 
 
 def test_what_does_not_listen_is_killed_after_the_grace(tmp_path: Path) -> None:
@@ -250,7 +250,7 @@ def test_without_the_lease_there_is_no_grace(tmp_path: Path) -> None:
         control.stop(tocsin.LeaseLost("over"))  # takes the place of the grace
         thread.join(PATIENCE)
         assert [type(end) for end in ended] == [tocsin.LeaseLost]
-    assert not _is_alive(int(child.read_text()))
+    _until(lambda: not _is_alive(int(child.read_text())))
 
 
 def test_an_attempt_that_is_stopped_before_its_command_starts_ends_at_once() -> None:
@@ -308,4 +308,4 @@ async def test_a_cancelled_run_is_killed_and_reported_cancelled(kit: Any, tmp_pa
 
     stream.send(cancel=worker_pb2.Cancel(lease=item.lease, reason="enough"))
     assert (await stream.report("a/b/1", 1)).cancelled
-    assert not _is_alive(int(pid.read_text()))
+    _until(lambda: not _is_alive(int(pid.read_text())))
