@@ -45,7 +45,6 @@ from tocsin_node.raft.engine import (
     RaftError,
     RaftOptions,
     Role,
-    StartRefused,
 )
 from tocsin_node.replica import Replica
 from tocsin_node.schedule import use_packaged_zones
@@ -315,15 +314,12 @@ class Leadership:
 
 def _raft_options(config: Config) -> RaftOptions:
     shortest_ms = config.raft.election_timeout_ms[0]
-    try:
-        return RaftOptions(
-            election_timeout_ms=config.raft.election_timeout_ms,
-            heartbeat_interval_ms=config.raft.heartbeat_interval_ms,
-            # A leader that is cut off gives up about when the others elect another one.
-            cut_off_timeout_ms=shortest_ms + shortest_ms // 5,
-        )
-    except ValueError as error:
-        raise StartRefused(f"{config.path}: raft: {error}") from error
+    return RaftOptions(
+        election_timeout_ms=config.raft.election_timeout_ms,
+        heartbeat_interval_ms=config.raft.heartbeat_interval_ms,
+        # A leader that is cut off gives up about when the others elect another one.
+        cut_off_timeout_ms=shortest_ms + shortest_ms // 5,
+    )
 
 
 async def _refuse_port_in_use(node_id: str, address: str) -> None:

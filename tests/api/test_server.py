@@ -27,8 +27,7 @@ from tests.api.conftest import (
 )
 from tocsin.v1 import cluster_pb2, cluster_pb2_grpc
 from tocsin_node.__main__ import main
-from tocsin_node.config import parse
-from tocsin_node.raft.engine import AddressInUse, DataDirInUse, RaftError, StartRefused
+from tocsin_node.raft.engine import AddressInUse, DataDirInUse, RaftError
 from tocsin_node.server import Server
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -105,13 +104,6 @@ async def test_a_second_node_on_the_same_folder_is_refused(tmp_path: Path) -> No
     async with running(config(tmp_path)):
         with pytest.raises(DataDirInUse, match="folder"):
             await Server(config(tmp_path), "n1", on_fatal=_unexpected).start()
-
-
-def test_timings_that_raft_cannot_use_are_refused(tmp_path: Path) -> None:
-    text = config_text(1).replace("15ms", "25ms")
-    made = parse(text, path=tmp_path / "cluster.yaml", env={})
-    with pytest.raises(StartRefused, match="heartbeat_interval"):
-        Server(made, "n1", on_fatal=_unexpected)
 
 
 async def test_a_state_machine_that_raises_ends_the_node(tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ class Cluster:
         """Waits for a condition; if it does not come, says what it was and what was logged."""
         try:
             async with asyncio.timeout(PATIENCE_S):
-                while not await condition():  # noqa: ASYNC110 - it is about other processes
+                while not await condition():
                     await asyncio.sleep(0.05)
         except TimeoutError:
             logs = "\n".join(

@@ -312,8 +312,8 @@ def test_addresses_that_are_refused(address: str, expected: str) -> None:
         ),
         (
             "raft: {heartbeat_interval: 250ms}",
-            "raft.heartbeat_interval: got 250ms, expected less than a third of the shortest election "
-            "timeout (500ms)",
+            "raft.heartbeat_interval: got 250ms, expected less than a third of the shortest "
+            "election timeout (500ms)",
         ),
         ("raft: {profile: moon}", "raft.profile: got 'moon', expected lan or wan"),
         ("leases: {default: 500ms}", "leases.default: got '500ms', expected 1s to 24h"),

@@ -135,12 +135,20 @@ async def test_a_worker_gets_only_what_it_offers() -> None:
 async def test_load_is_spread_over_the_workers() -> None:
     async with Node() as node:
         await node.create(overlap=Overlap.ALLOW)
-        workers = [node.worker(worker_id=f"w{n}", slots=20) for n in range(4)]
-        await together(*(worker.greet() for worker in workers))
-        for _ in range(40):
+        workers = [node.worker(worker_id=f"w{n}", slots=slots) for n, slots in enumerate((30, 10))]
+        for _ in range(20):
             await node.trigger()
-        counts = [len(await worker.take_runs(10)) for worker in workers]
-        assert counts == [10] * 4
+        # Both give their credit before the first run is picked.
+        node.engine.open.clear()
+        await together(*(worker.greet() for worker in workers))
+        node.engine.open.set()
+        first = await together(workers[0].take_runs(1), workers[1].take_runs(1))
+        assert all(first)
+        for _ in range(20):
+            await node.trigger()
+        await until(lambda: len(node.state.leases) == 40)
+        busy = {worker.worker_id: worker.busy for worker in node.dispatcher.workers()}
+        assert busy == {"w0": 30, "w1": 10}
 
 
 @virtual

@@ -35,7 +35,7 @@ FAST_ALONE = replace(FAST, election_timeout_ms=(80, 120), heartbeat_interval_ms=
 async def until(condition: Callable[[], Any]) -> None:
     """Waits until a condition holds, looking again after every turn of the loop."""
     async with asyncio.timeout(DEADLINE_S):
-        while not condition():  # noqa: ASYNC110 - what is awaited has no event of its own
+        while not condition():
             await asyncio.sleep(0.002)
 
 

@@ -96,6 +96,6 @@ async def test_an_exception_in_a_callback_is_reported_and_not_swallowed(poller, 
     poller.subscribe(near.fileno(), fail, READ)
     far.send(b"x")
     async with asyncio.timeout(10):
-        while not errors:  # noqa: ASYNC110 - what is awaited has no event of its own
+        while not errors:
             await asyncio.sleep(0)
     assert [str(error) for error in errors] == ["half a message"]
