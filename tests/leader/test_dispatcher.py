@@ -136,19 +136,14 @@ async def test_load_is_spread_over_the_workers() -> None:
     async with Node() as node:
         await node.create(overlap=Overlap.ALLOW)
         workers = [node.worker(worker_id=f"w{n}", slots=slots) for n, slots in enumerate((30, 10))]
-        for _ in range(20):
-            await node.trigger()
-        # Both give their credit before the first run is picked.
-        node.engine.open.clear()
         await together(*(worker.greet() for worker in workers))
-        node.engine.open.set()
-        first = await together(workers[0].take_runs(1), workers[1].take_runs(1))
-        assert all(first)
         for _ in range(20):
             await node.trigger()
-        await until(lambda: len(node.state.leases) == 40)
+        await until(lambda: len(node.state.leases) == 20, within_s=1)
+        await asyncio.sleep(0.1)
         busy = {worker.worker_id: worker.busy for worker in node.dispatcher.workers()}
-        assert busy == {"w0": 30, "w1": 10}
+        assert busy["w0"] + busy["w1"] == 20
+        assert 4 <= busy["w1"] <= 6  # a quarter of the slots, a quarter of the runs
 
 
 @virtual

@@ -11,6 +11,7 @@ import pytest
 from tests.leader.world import Node, WorkerStream, freeze, keep, until, virtual
 from tocsin.v1 import worker_pb2, worker_pb2_grpc
 from tocsin_node.admission import Refusal
+from tocsin_node.api import worker as api_worker
 from tocsin_node.api._forward import Edge
 from tocsin_node.api.worker import FRAMES_MAX
 from tocsin_node.core import command as c
@@ -484,7 +485,10 @@ class Standing:
         return self._node.engine.is_serving
 
 
-async def test_a_session_over_grpc_works_and_is_cut_off_when_the_worker_does_not_read() -> None:
+async def test_a_session_over_grpc_works_and_is_cut_off_when_the_worker_does_not_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(api_worker, "SILENT_PULSES_MAX", 4)
     async with Node() as node:
         edge = Edge(Standing(node), node.replica.config.api_addresses())
         server = grpc.aio.server(interceptors=[edge])

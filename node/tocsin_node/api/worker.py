@@ -299,7 +299,6 @@ class _Stream:
             raise refuse_field("msg", frame.WhichOneof("msg"), "hello as the first frame")
         service, hello = self._service, frame.hello
         session = _session_of(hello, outlet=self, now_ms=service.replica.clock.now_ms())
-        service.dispatcher.evict(hello.instance_id)
         spoken_for = [self._renew(lease, hello.instance_id) for lease in hello.held]
         await service.leases.confirm()
         self._silent_pulses = 0

@@ -199,7 +199,7 @@ class Dispatcher:
     def attach(self, session: Session) -> None:
         """Takes a session in; an older one of the same worker process ends."""
         assert self.started, "sessions are for the leader"
-        self.evict(session.instance_id)
+        self._evict(session.instance_id)
         self._sessions[session.instance_id] = session
         for run in self._holders.get(session.instance_id, ()):
             self._pass_on_cancel(run, again=True)
@@ -210,7 +210,7 @@ class Dispatcher:
         if self._sessions.get(session.instance_id) is session:
             del self._sessions[session.instance_id]
 
-    def evict(self, instance_id: str) -> None:
+    def _evict(self, instance_id: str) -> None:
         """Ends the session of a worker process that has opened a newer stream."""
         session = self._sessions.pop(instance_id, None)
         if session is not None:
