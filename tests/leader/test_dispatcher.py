@@ -139,7 +139,7 @@ async def test_load_is_spread_over_the_workers() -> None:
         await together(*(worker.greet() for worker in workers))
         for _ in range(20):
             await node.trigger()
-        await until(lambda: len(node.state.leases) == 20, within_s=1)
+        await until(lambda: len(node.state.leases) == 20)
         await asyncio.sleep(0.1)
         busy = {worker.worker_id: worker.busy for worker in node.dispatcher.workers()}
         assert busy["w0"] + busy["w1"] == 20

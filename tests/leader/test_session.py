@@ -241,6 +241,24 @@ async def test_a_silent_worker_is_taken_for_gone_and_keeps_its_lease_until_it_ex
 
 
 @virtual
+async def test_a_worker_that_has_fallen_quiet_is_given_nothing_until_it_is_heard_of() -> None:
+    async with Node() as node:
+        await node.create(overlap=Overlap.ALLOW)
+        worker = node.worker()
+        await worker.greet()
+        worker.fall_silent()
+        await asyncio.sleep(3)
+        run = await node.trigger()
+        await asyncio.sleep(0.5)
+        assert node.run(run).state is RunState.PENDING
+        said = node.dispatcher.explain(node.run(run))
+        assert said == "no worker that offers handler 'h' has been heard of just now"
+        worker.credit(10)
+        (item,) = await worker.take()
+        assert item.lease.run == run
+
+
+@virtual
 async def test_a_frozen_leader_does_not_take_its_workers_for_silent() -> None:
     async with Node() as node:
         worker, lease = await assigned(node)

@@ -34,7 +34,8 @@ from tocsin_node.replica import Replica
 
 HELLO_WITHIN_S = 5.0
 PULSE_S = 0.5  # something is sent at least this often
-SILENT_PULSES_MAX = 10  # pulses in a row without a frame from the worker
+QUIET_PULSES_MAX = 4  # pulses in a row without a frame, after which nothing is assigned
+SILENT_PULSES_MAX = 10  # the same, after which the worker is taken for gone
 FRAMES_MAX = 1_000  # frames that wait to be read by the worker
 UNBLOCK_AFTER_S = 1.0  # for a last frame to leave, before the call is cut off
 RETRY_S = 0.2  # before a report is proposed again whose outcome is open
@@ -187,7 +188,7 @@ class _Stream:
                 await self._context.write(frame)
                 self._backlog_bytes -= size_bytes
                 if size_bytes:
-                    self._service.dispatcher.drained_backlog()
+                    self._service.dispatcher.has_room_again()
             if self._ended:
                 return
             self._wake.clear()
@@ -234,9 +235,17 @@ class _Stream:
                 log.info("worker %s is silent; its session ends", self._name())
                 self._end()
             elif self._session is not None:
+                if self._silent_pulses >= QUIET_PULSES_MAX:
+                    self._session.quiet = True
                 if self._quiet:
                     self._send(_Frame(heartbeat_ack=worker_pb2.HeartbeatAck()))
                 self._quiet = True
+
+    def _hear(self) -> None:
+        self._silent_pulses = 0
+        if self._session is not None and self._session.quiet:
+            self._session.quiet = False
+            self._service.dispatcher.has_room_again()
 
     # -- the outlet of the session -----------------------------------------------------------------
 
@@ -277,7 +286,7 @@ class _Stream:
                 raise Refusal("FIELD_INVALID", "no Hello came; it is the first frame") from None
             await self._greet(first)
             async for frame in frames:
-                self._silent_pulses = 0
+                self._hear()
                 if self._ended:
                     return
                 await self._take(frame)

@@ -140,9 +140,11 @@ class State:
                 job = self.jobs[name]
                 if job.due_time_ms is not None and job.due_time_ms <= now_ms:
                     found.append(job)
+                    if len(found) >= limit:
+                        break
         for second in looked_at:
             heapq.heappush(self._due_seconds, second)
-        return found[:limit]
+        return found
 
     # -- changes, for machine.py alone -------------------------------------------------------------
 

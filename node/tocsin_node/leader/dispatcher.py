@@ -82,6 +82,7 @@ class Session:
     outlet: Outlet
     last_heartbeat_time_ms: int = 0
     draining: bool = False
+    quiet: bool = False  # not heard of for longer than it may be: it may be frozen
     credit: int = 0  # nothing is assigned before the worker has said how much room it has
     granting: int = 0
     granting_bytes: int = 0
@@ -91,7 +92,9 @@ class Session:
     turn: int = 0  # when it was last given something
 
     def free(self) -> int:
-        return 0 if self.draining else self.credit - self.unseen_items - self.granting
+        if self.draining or self.quiet:
+            return 0
+        return self.credit - self.unseen_items - self.granting
 
     def has_room(self) -> bool:
         backlog_bytes = self.outlet.backlog_bytes() + self.granting_bytes
@@ -227,8 +230,8 @@ class Dispatcher:
         """Gives the session nothing more."""
         session.draining = True
 
-    def drained_backlog(self) -> None:
-        """Tells that frames of a session have left, so that it may have room again."""
+    def has_room_again(self) -> None:
+        """Tells that frames of a session have left, or that it has been heard of again."""
         self._wake.set()
 
     def workers(self) -> list[WorkerInfo]:
@@ -278,6 +281,8 @@ class Dispatcher:
                 f"all workers that offer handler {spec.handler!r} on queue {spec.queue!r} "
                 "are draining"
             )
+        if all(session.quiet for session in taking):
+            return f"no worker that offers handler {spec.handler!r} has been heard of just now"
         if not any(session.has_room() for session in taking):
             slots = sum(session.slots for session in taking)
             return f"all {slots} slots of the workers that offer handler {spec.handler!r} are busy"
