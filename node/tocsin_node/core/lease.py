@@ -38,13 +38,9 @@ def blocked(state: State, run: Run, *, now_ms: int) -> Rejected | None:
 
 
 def excluded_by(state: State, run: Run) -> str | None:
-    """The active run of the job that this one waits for, if either does not allow overlap."""
-    alone = not may_overlap(state, run)
-    others = (name for name in state.active.get(run.job, ()) if name != run.name)
-    return min(
-        (name for name in others if alone or not may_overlap(state, state.runs[name])),
-        default=None,
-    )
+    """An active run of the job that this one waits for, if either does not allow overlap."""
+    index = state.excluding if may_overlap(state, run) else state.active
+    return next((name for name in index.get(run.job, ()) if name != run.name), None)
 
 
 def may_overlap(state: State, run: Run) -> bool:

@@ -21,6 +21,7 @@ from tocsin_node.core.model import (
     Job,
     JobSpec,
     Limits,
+    Overlap,
     Range,
     Record,
     Request,
@@ -98,6 +99,7 @@ class State:
         self.jobs_by_namespace: Counter[str] = Counter()
         self.runs_by_job: dict[str, OrderedSet] = {}  # in order of creation
         self.active: dict[str, OrderedSet] = {}  # LEASED or RETRY_WAIT, by job
+        self.excluding: dict[str, OrderedSet] = {}  # of these, what allows no other
         self.pending: dict[str, OrderedSet] = {}  # by job, in order of creation
         self.waiting: OrderedSet = {}  # PENDING or RETRY_WAIT
         self.leases: dict[str, int] = {}  # fencing token of each live lease, by run
@@ -243,6 +245,8 @@ class State:
     def _index_run_state(self, run: Run) -> None:
         if run.state in ACTIVE_STATES:
             self.active.setdefault(run.job, {})[run.name] = None
+            if self.spec_of(run).overlap is not Overlap.ALLOW:
+                self.excluding.setdefault(run.job, {})[run.name] = None
         if run.state is RunState.PENDING:
             self.pending.setdefault(run.job, {})[run.name] = None
         if run.state in (RunState.PENDING, RunState.RETRY_WAIT):
@@ -255,6 +259,7 @@ class State:
 
     def _unindex_run_state(self, run: Run) -> None:
         _discard(self.active, run.job, run.name)
+        _discard(self.excluding, run.job, run.name)
         _discard(self.pending, run.job, run.name)
         _discard(self.finished_by_job, run.job, run.name)
         self.waiting.pop(run.name, None)
