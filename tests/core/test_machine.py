@@ -517,3 +517,77 @@ def test_a_namespace_holds_so_many_jobs(m: Machine) -> None:
     assert m.refused(another) is Reason.QUOTA_EXCEEDED
     m.done(c.DeleteJob(m.request(), NAME, 0, True))
     m.done(another)
+
+
+# -- the start deadline ----------------------------------------------------------------------------
+
+
+def test_an_occurrence_noticed_after_its_start_deadline_is_skipped(m: Machine) -> None:
+    m.create(start_deadline_ms=30_000)
+    m.due(100)
+    name = f"{NAME}/20270115T080110Z"  # 30 s late, which is just allowed
+    assert m.ledger() == [("SKIPPED", 6, ""), ("RUN", 1, name), ("COALESCED", 3, name)]
+    assert {kept.reason for kept in m.state.ledger[NAME].ranges} == {"deadline", ""}
+
+
+def test_a_run_that_never_started_lapses_and_the_ledger_says_so(m: Machine) -> None:
+    m.create(start_deadline_ms=60_000)
+    m.due()
+    m.due()
+    (run,) = m.runs()
+    assert run.covers_count == 2
+    m.now_ms = T0 + 80_000
+    assert m.refused(c.Lapse(FIRST)) is Reason.NOT_DUE, "it counts from the newest that it covers"
+    m.now_ms += 1
+    assert m.refused(c.Grant(FIRST, "w1", "w1")) is Reason.DEADLINE_PASSED
+    m.done(c.Lapse(FIRST))
+    run = m.state.runs[FIRST]
+    assert (run.state, run.reason) == (RunState.CANCELLED, "start deadline passed")
+    assert m.ledger() == [("SKIPPED", 2, "")]
+    assert m.state.ledger[NAME].ranges[0].reason == "deadline"
+
+
+def test_a_start_deadline_never_ends_a_run_that_was_granted(m: Machine) -> None:
+    m.create(start_deadline_ms=60_000)
+    m.due()
+    m.done(c.Release(FIRST, m.grant(FIRST), "not acknowledged"))
+    m.now_ms += 3_600_000
+    assert m.refused(c.Lapse(FIRST)) is Reason.NOT_READY
+    m.grant(FIRST)
+
+
+def test_runs_with_a_start_deadline_leave_merged_ranges_behind(m: Machine) -> None:
+    m.create(start_deadline_ms=60_000, overlap=Overlap.QUEUE_ALL)
+    for _ in range(4):
+        m.due()
+    names = [run.name for run in m.runs()]
+    assert m.ledger() == [("RUN", 1, name) for name in names]
+    m.succeed(names[0], m.grant(names[0]))
+    m.done(c.CancelRuns(m.request(), (names[2],), ""))
+    assert m.ledger() == [
+        ("RUN", 1, ""),
+        ("RUN", 1, names[1]),
+        ("RUN", 1, ""),
+        ("RUN", 1, names[3]),
+    ]
+    m.grant(names[1])
+    assert m.ledger() == [("RUN", 3, ""), ("RUN", 1, names[3])]
+
+
+def test_an_occurrence_is_not_covered_by_a_run_with_another_start_deadline(m: Machine) -> None:
+    job = m.create(start_deadline_ms=60_000)
+    m.due()
+    decisions, plan = planner.settle(m.state.jobs[NAME], m.now_ms)
+    spec = msgspec.structs.replace(job.spec, start_deadline_ms=None)
+    seen = (job.uid, job.version, m.state.jobs[NAME].mark_time_ms)
+    m.done(c.UpdateJob(m.request(), NAME, *seen, spec, decisions, plan))
+    m.due()
+    assert [run.covers_count for run in m.runs()] == [1, 1]
+
+
+def test_a_trigger_has_the_start_deadline_of_its_job(m: Machine) -> None:
+    m.create(every_s=0, start_deadline_ms=1_000)
+    run = m.trigger()
+    m.now_ms += 1_001
+    m.done(c.Lapse(run.name))
+    assert m.state.runs[run.name].state is RunState.CANCELLED

@@ -79,7 +79,7 @@ def test_histories_reach_what_they_are_meant_to_test() -> None:
     for seed in range(10):
         world = play(seed)
         for run in world.state.runs.values():
-            seen.add(str(run.state))
+            seen.update((str(run.state), run.reason))
             seen.update(str(attempt.outcome) for attempt in run.attempts)
             if run.refused_count:
                 seen.add("refused")
@@ -89,5 +89,6 @@ def test_histories_reach_what_they_are_meant_to_test() -> None:
             seen.update(f"{r.outcome}:{r.reason}" for r in kept.ranges)
     wanted = {"SUCCEEDED", "FAILED", "CANCELLED", "RETRY_WAIT", "LEASE_EXPIRED", "RELEASED"}
     wanted |= {"refused", "covers", "RUN:", "COALESCED:", "SKIPPED:overlap", "SKIPPED:pause"}
+    wanted |= {"SKIPPED:deadline", machine.LAPSED}
     wanted |= {"MISSED:misfire", "LEASED", "PENDING"}
     assert wanted <= seen, wanted - seen

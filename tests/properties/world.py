@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import random
 from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from tocsin_node import planner
 from tocsin_node.core import command as c
 from tocsin_node.core import lease, machine
 from tocsin_node.core.model import (
+    FINAL_STATES,
     AttemptOutcome,
     Job,
     JobSpec,
@@ -22,6 +24,8 @@ from tocsin_node.core.model import (
     Misfire,
     Outcome,
     Overlap,
+    Range,
+    Request,
     RetryPolicy,
     Run,
     RunState,
@@ -51,6 +55,7 @@ EXPECTED = frozenset(
         Reason.NOT_READY,
         Reason.NOT_DUE,
         Reason.BLOCKED,
+        Reason.DEADLINE_PASSED,
     }
 )
 
@@ -83,6 +88,7 @@ class World:
         self.used: list[c.Command] = []  # user commands, to be repeated
         self.eras: dict[tuple[str, int], list[Era]] = {}  # by job name and uid
         self.grants: list[tuple[str, int]] = []  # run and token, also of leases that are over
+        self.uids = [0]  # of all jobs there ever were
         self.accepted: dict[str, int] = {}  # idempotency name -> accepted successes
         self.newest_token: dict[str, int] = {}  # by run
         self.holder_token: dict[str, int] = {}  # by exclusive job
@@ -107,8 +113,10 @@ class World:
             self.pass_time()
         elif choice < 0.60:
             self.fire()
-        elif choice < 0.80:
+        elif choice < 0.78:
             self.grant()
+        elif choice < 0.80:
+            self.lapse()
         else:
             self.report()
 
@@ -159,20 +167,48 @@ class World:
 
     def fire(self) -> None:
         batch: list[c.Command] = []
-        for job in self.state.due_jobs(self.now_ms, 5):
-            decisions, plan = planner.due(job, self.now_ms)
+        early_ms = self.random.choice((0,) * 9 + (5_000,))  # of a leader whose clock is ahead
+        for job in self.state.due_jobs(self.now_ms + early_ms, 5):
+            decisions, plan = planner.due(job, self.now_ms + early_ms)
             batch.append(c.Fire(job.name, *self.seen(job), decisions, plan))
         if batch and self.random.random() < 0.1:
             batch.append(batch[0])  # a stale leader says the same once more
         self.apply(*batch)
 
     def grant(self) -> None:
+        """Grants, most often to the oldest of a job; some are over within their own entry."""
         names = sorted(self.state.waiting)
+        names = self.random.sample(names, min(3, len(names)))
+        names += self.random.sample(sorted(self.state.leases), min(1, len(self.state.leases)))
+        index = self.next_index()
         batch: list[c.Command] = []
-        for name in self.random.sample(names, min(3, len(names))):
+        for name in names:
             worker = f"w{self.random.randrange(3)}"
             batch.append(c.Grant(name, worker, worker))
-        self.apply(*batch)
+            if self.random.random() < 0.1:
+                job = name.rpartition("/")[0]
+                batch.append(self.end(name, index))
+                batch += [c.Grant(other, "w0", "w0") for other in names if other.startswith(job)]
+        self.apply(*batch, index=index)
+
+    def end(self, name: str, token: int) -> c.Command:
+        choices: tuple[c.Command, ...] = (
+            c.Complete(name, token, AttemptOutcome.SUCCEEDED),
+            c.Expire(name, token),
+            c.Release(name, token, "at once"),
+        )
+        return self.random.choice(choices)
+
+    def lapse(self) -> None:
+        """What is due to lapse, and something that is not."""
+        waiting = sorted(self.state.waiting)
+        late = [
+            name
+            for name in waiting
+            if lease.past_deadline(self.state, self.state.runs[name], now_ms=self.now_ms)
+        ]
+        other = self.random.sample(sorted(self.state.runs), min(1, len(self.state.runs)))
+        self.apply(*[c.Lapse(name) for name in (*late, *other)])
 
     def report(self) -> None:
         live = [(run, token) for run, token in self.state.leases.items()]
@@ -218,6 +254,7 @@ class World:
             misfire_grace_ms=self.random.choice((0, 5_000, 60_000)),
             catchup_limit=self.random.choice((1, 3)),
             jitter_ms=self.random.choice((0, 0, 4_000)),
+            start_deadline_ms=self.random.choice((None, None, 0, 20_000)),
             retry=RetryPolicy(
                 self.random.choice((1, 2, 3)), 1_000, 2_000, 5_000, non_retryable_errors=("Fatal",)
             ),
@@ -241,23 +278,48 @@ class World:
 
     # -- applying and checking ---------------------------------------------------------------------
 
-    def apply(self, *batch: c.Command) -> list[Result]:
+    def next_index(self) -> int:
+        return self.state.index + self.random.choice((1, 1, 1, 2))
+
+    def apply(self, *batch: c.Command, index: int = 0) -> list[Result]:
         """Puts commands into one entry, applies it and checks everything."""
-        index = self.state.index + self.random.choice((1, 1, 1, 2))
-        before = dict(self.state.jobs)
-        self.log.append((index, self.now_ms, [c.encode(command) for command in batch]))
-        results = machine.apply_entry(self.state, index, self.now_ms, batch)
+        index = index or self.next_index()
+        behind_ms = self.random.choice((0,) * 9 + (3_000,))  # of a leader whose clock is slow
+        stamp_ms = self.now_ms - behind_ms
+        jobs, runs, time_ms = dict(self.state.jobs), dict(self.state.runs), self.state.time_ms
+        requests = dict(self.state.requests)
+        self.log.append((index, stamp_ms, [c.encode(command) for command in batch]))
+        results = machine.apply_entry(self.state, index, stamp_ms, batch)
+        assert self.state.time_ms >= time_ms, "time went back"
         for command, result in zip(batch, results, strict=True):
             assert isinstance(result, Applied) or result.reason in EXPECTED, (command, result)
-            self.take_note(command, result, before)
+            self.check_repeat(command, result, requests)
+            self.take_note(command, result, jobs)
+        self.check_changes(batch, runs, jobs)
         self.check_runs()
         return results
+
+    def check_repeat(self, command: c.Command, result: Result, known: dict[str, Request]) -> None:
+        """What was accepted once is answered from then on, and not done again."""
+        key = getattr(command, "request", None)
+        if key is None or key.id not in known or key.id not in self.state.requests:
+            return
+        if known[key.id].digest == key.digest:
+            assert isinstance(result, Applied), (command, result)
+            assert result.repeated, (command, result)
 
     def take_note(self, command: c.Command, result: Result, before: dict[str, Job]) -> None:
         if isinstance(result, Rejected):
             return
         if isinstance(command, c.Grant):
             self.note_grant(command.run)
+        if isinstance(command, c.Fire):
+            due_ms = max((decision.due_time_ms for decision in command.decisions), default=0)
+            assert due_ms <= self.state.time_ms, f"{command.name} fired early"
+        if isinstance(command, c.Complete | c.Expire | c.Release) and not result.repeated:
+            run = result.value
+            assert isinstance(run, Run)
+            assert run.attempts[-1].token == command.token, f"{run.name}: a stale token counted"
         if isinstance(command, c.Complete) and not result.repeated:
             run = result.value
             assert isinstance(run, Run)
@@ -270,10 +332,69 @@ class World:
         if isinstance(command, c.CreateJob):
             job = result.value
             assert isinstance(job, Job)
+            assert job.uid > max(self.uids), f"{job.name} has the uid of another job"
+            self.uids.append(job.uid)
             after_ms = self.state.ledger[job.name].floor_ms
             self.eras[job.name, job.uid] = [Era(job.spec, job.anchor_time_ms, after_ms)]
         if isinstance(command, c.UpdateJob):
             self.note_update(command, before[command.name])
+
+    def check_changes(
+        self, batch: Sequence[c.Command], runs: dict[str, Run], jobs: dict[str, Job]
+    ) -> None:
+        """What an entry may do to the runs that were there before it."""
+        for name in self.state.changed_runs:
+            before, after = runs.get(name), self.state.runs.get(name)
+            if before is None:
+                continue
+            if after is None or after.uid != before.uid:
+                assert before.state in FINAL_STATES or any(
+                    may_end(command, before) for command in batch
+                ), f"{name} was dropped as {before.state}"
+                continue
+            if before.state in FINAL_STATES:
+                assert after.state is before.state, f"{name} is {after.state} after its end"
+            if after.covers_to_ms != before.covers_to_ms:
+                assert not before.last_token, f"{name} covers more although it was granted"
+                mine = self.state.spec_of(before).start_deadline_ms
+                assert mine == jobs[before.job].spec.start_deadline_ms, f"{name}: other deadline"
+            if after.last_token != before.last_token:
+                assert before.ready_time_ms <= self.state.time_ms, f"{name} was granted early"
+                assert before.lease is None or any(may_end(command, before) for command in batch), (
+                    f"{name} was granted while it was held"
+                )
+            self.check_deadline(before, after)
+        for job in self.state.changed_jobs:
+            self.check_overlap(job, runs)
+
+    def check_deadline(self, before: Run, after: Run) -> None:
+        """A run that never started starts by its deadline, or is ended after it."""
+        deadline_ms = self.state.spec_of(before).start_deadline_ms
+        if deadline_ms is None or before.last_token:
+            assert after.reason != machine.LAPSED or before.reason == machine.LAPSED
+            return
+        until_ms = before.due_time_ms + deadline_ms
+        if before.nominal_time_ms is not None and before.covers_to_ms is not None:
+            until_ms += before.covers_to_ms - before.nominal_time_ms
+        if after.last_token:
+            assert self.state.time_ms <= until_ms, f"{before.name} started after its deadline"
+        elif after.reason == machine.LAPSED and before.reason != machine.LAPSED:
+            assert self.state.time_ms > until_ms, f"{before.name} lapsed before its deadline"
+
+    def check_overlap(self, name: str, before: dict[str, Run]) -> None:
+        """Overlap is decided by the runs that have not ended, all of them and no others."""
+        if name not in self.state.ledger:
+            return
+        mine = [self.state.runs[run] for run in self.state.runs_by_job.get(name, ())]
+        under_way = [run for run in mine if run.state not in FINAL_STATES]
+        for kept in self.state.ledger[name].ranges:
+            if kept.index == self.state.index and kept.reason == "overlap":
+                assert under_way, f"{name} was skipped, and nothing is under way"
+        for run in mine:
+            skips = self.state.spec_of(run).overlap is Overlap.SKIP
+            if run.name not in before and run.nominal_time_ms is not None and skips:
+                others = [other.name for other in under_way if other.name in before]
+                assert not others, f"{run.name} was made beside {others}"
 
     def note_grant(self, name: str) -> None:
         run = self.state.runs.get(name)
@@ -294,16 +415,21 @@ class World:
 
     def check_runs(self) -> None:
         """What holds of runs after every entry."""
-        for job, names in self.state.active.items():
-            runs = [self.state.runs[name] for name in names]
-            exclusive = [run for run in runs if not lease.may_overlap(self.state, run)]
-            assert len(runs) == 1 or not exclusive, f"{job}: {names} are active together"
+        active: dict[str, list[Run]] = {}
+        for run in self.state.runs.values():
+            if run.state in (RunState.LEASED, RunState.RETRY_WAIT):
+                active.setdefault(run.job, []).append(run)
+        for job, together in active.items():
+            exclusive = [run for run in together if not lease.may_overlap(self.state, run)]
+            assert len(together) == 1 or not exclusive, f"{job}: {together} are active together"
         for name in self.state.changed_runs:
-            run = self.state.runs.get(name)
-            if run is None:
+            if name not in self.state.runs:
                 continue
+            run = self.state.runs[name]
             assert (run.lease is not None) == (run.state is RunState.LEASED), run
             assert run.due_time_ms <= self.state.time_ms or run.lease is None, "granted early"
+            if run.reason == machine.LAPSED:
+                assert not run.last_token, f"{name} was granted, and its start deadline ended it"
             if run.cancel_requested and run.state is RunState.RETRY_WAIT:
                 raise AssertionError(f"{name} would run again after its cancellation")
         limits = self.state.limits
@@ -333,6 +459,21 @@ class World:
                 found += len(inside)
                 self.check_cover(kept.outcome, kept.run, inside)
             assert found == len(expected), f"{job.name}: {found} of {len(expected)} decided"
+            for name in self.state.runs_by_job.get(job.name, ()):
+                self.check_outcome(self.state.runs[name], ranges)
+
+    def check_outcome(self, run: Run, ranges: list[Range]) -> None:
+        """The ledger says of a run's own time that it ran, unless its start deadline ended it."""
+        at_ms = run.nominal_time_ms
+        at = bisect_left(ranges, at_ms or 0, key=lambda kept: kept.to_ms)
+        if at_ms is None or at == len(ranges) or at_ms < ranges[at].from_ms:
+            return  # triggered, or beyond the audit window
+        kept = ranges[at]
+        lapsed = run.reason == machine.LAPSED
+        assert kept.outcome is (Outcome.SKIPPED if lapsed else Outcome.RUN), (run, kept)
+        assert kept.reason == (machine.DEADLINE if lapsed else ""), (run, kept)
+        waits = lease.deadline_ms(self.state, run) is not None
+        assert kept.run == (run.name if waits else ""), (run, kept)
 
     def check_cover(self, outcome: Outcome, name: str, times: list[int]) -> None:
         run = self.state.runs.get(name)
@@ -362,3 +503,10 @@ class World:
                 times.append(next_ms)
                 next_ms = table.next_after(next_ms)
         return times
+
+
+def may_end(command: c.Command, run: Run) -> bool:
+    """Whether a command can end a run that was in this state before its entry."""
+    if isinstance(command, c.Complete | c.Expire | c.Release):
+        return command.run == run.name
+    return run.lease is None and not isinstance(command, c.Grant)

@@ -120,6 +120,7 @@ ANSWERS: Mapping[str, Answer] = {
     "NOT_DUE": Answer(_Code.FAILED_PRECONDITION, _nothing),
     "NOT_READY": Answer(_Code.FAILED_PRECONDITION, _nothing),
     "BLOCKED": Answer(_Code.FAILED_PRECONDITION, _nothing),
+    "DEADLINE_PASSED": Answer(_Code.FAILED_PRECONDITION, _nothing),
 }
 
 

@@ -173,6 +173,12 @@ class Expire(Command, frozen=True, tag=13):
     token: int
 
 
+class Lapse(Command, frozen=True, tag=14):
+    """Ends a run that nobody was given before its start deadline."""
+
+    run: str
+
+
 AnyCommand = (
     BeginTerm
     | CreateJob
@@ -187,6 +193,7 @@ AnyCommand = (
     | Complete
     | Release
     | Expire
+    | Lapse
 )
 
 _encoder = msgspec.msgpack.Encoder()

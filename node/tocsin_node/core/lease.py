@@ -31,6 +31,10 @@ def blocked(state: State, run: Run, *, now_ms: int) -> Rejected | None:
         return Rejected(Reason.NOT_READY, f"run {run.name} is {run.state}")
     if run.ready_time_ms > now_ms:
         return Rejected(Reason.NOT_DUE, f"run {run.name} may start at {run.ready_time_ms} ms")
+    if past_deadline(state, run, now_ms=now_ms):
+        return Rejected(
+            Reason.DEADLINE_PASSED, f"run {run.name} had to start by {deadline_ms(state, run)} ms"
+        )
     other = excluded_by(state, run)
     if other is not None:
         return Rejected(Reason.BLOCKED, f"run {run.name} waits for {other} to end", {"run": other})
@@ -41,6 +45,26 @@ def excluded_by(state: State, run: Run) -> str | None:
     """An active run of the job that this one waits for, if either does not allow overlap."""
     index = state.excluding if may_overlap(state, run) else state.active
     return next((name for name in index.get(run.job, ()) if name != run.name), None)
+
+
+def deadline_ms(state: State, run: Run) -> int | None:
+    """The last instant at which a run may start that never did; None: any.
+
+    Counted from the due time of the newest occurrence that the run covers, or from when it was made
+    ready by hand.
+    """
+    after_ms = state.spec_of(run).start_deadline_ms
+    if after_ms is None or run.state is not RunState.PENDING or run.last_token:
+        return None
+    due_ms = run.due_time_ms
+    if run.nominal_time_ms is not None and run.covers_to_ms is not None:
+        due_ms += run.covers_to_ms - run.nominal_time_ms
+    return max(due_ms, run.ready_time_ms) + after_ms
+
+
+def past_deadline(state: State, run: Run, *, now_ms: int) -> bool:
+    last_ms = deadline_ms(state, run)
+    return last_ms is not None and now_ms > last_ms
 
 
 def may_overlap(state: State, run: Run) -> bool:

@@ -8,6 +8,7 @@ Rejected and changes nothing. Every transition of a run goes through here:
        |                     |----the same, none left or not retryable -------> FAILED
        '------Release--------|----any end but success, after CancelRuns ------> CANCELLED
     RETRY_WAIT --Grant--> LEASED          PENDING, RETRY_WAIT --CancelRuns--> CANCELLED
+    PENDING, never granted --Lapse--> CANCELLED
 
 Refuses to ask for anything: what depends on the host arrives in the command.
 """
@@ -31,6 +32,7 @@ from tocsin_node.core.command import (
     Expire,
     Fire,
     Grant,
+    Lapse,
     PauseJob,
     Plan,
     Release,
@@ -58,6 +60,8 @@ from tocsin_node.core.result import Applied, Reason, Rejected, Result
 from tocsin_node.core.state import Ledger, State
 
 _BEHIND_REASONS = {Outcome.MISSED: "misfire", Outcome.SKIPPED: "pause"}
+DEADLINE = "deadline"  # why the ledger says SKIPPED of what started too late
+LAPSED = "start deadline passed"
 QUEUE_ALL_MAX = 100  # runs of one job that wait under `queue_all`; the last one covers the rest
 
 
@@ -279,6 +283,10 @@ def _decide(state: State, job: Job, decision: Decision) -> None:
     occurrence_ms = decision.occurrence_ms
     if occurrence_ms is None:
         return
+    if _starts_too_late(state, job, decision):
+        _record_behind(state, job, decision, Outcome.SKIPPED, reason=DEADLINE)
+        _record(state, job, occurrence_ms, Outcome.SKIPPED, reason=DEADLINE)
+        return
     covering = _overlap(state, job)
     if covering is None:
         _record_behind(state, job, decision, Outcome.SKIPPED, reason="overlap")
@@ -298,9 +306,23 @@ def _decide(state: State, job: Job, decision: Decision) -> None:
     else:
         run = _new_run(state, job, decision, occurrence_ms)
         _record_behind(state, job, decision, Outcome.COALESCED, run=run.name)
-        _record(state, job, occurrence_ms, Outcome.RUN)
+        _record(state, job, occurrence_ms, Outcome.RUN, run=_open_name(job, run))
         if run.name not in state.runs:  # firing the same occurrence twice is a no-op
             state.put_run(run)
+
+
+def _starts_too_late(state: State, job: Job, decision: Decision) -> bool:
+    deadline_ms = job.spec.start_deadline_ms
+    return deadline_ms is not None and state.time_ms > decision.due_time_ms + deadline_ms
+
+
+def _open_name(job: Job, run: Run) -> str:
+    """What a RUN range says of a run that its start deadline may still end: its name.
+
+    So it stays apart from its neighbours, and can become SKIPPED. A run that started, or that was
+    cancelled, gives the name up, and the range is merged.
+    """
+    return "" if job.spec.start_deadline_ms is None else run.name
 
 
 def _overlap(state: State, job: Job) -> str | None:
@@ -318,13 +340,26 @@ def _overlap(state: State, job: Job) -> str | None:
         return None if active or pending else ""
     if policy is Overlap.QUEUE_ALL and len(pending) < QUEUE_ALL_MAX:
         return ""
-    absorbing = [run for run in pending if run.nominal_time_ms is not None and not run.last_token]
+    absorbing = [run for run in pending if _may_cover(state, job, run)]
     if absorbing:
         return max(absorbing, key=lambda run: (run.nominal_time_ms or 0, run.name)).name
     if policy is Overlap.CANCEL_RUNNING:
         for name in sorted(active):
             _cancel(state, state.runs[name], "a newer run of its job is due")
     return ""
+
+
+def _may_cover(state: State, job: Job, run: Run) -> bool:
+    """Whether a waiting run may stand for a further occurrence of its job.
+
+    Never one that was triggered, or that may have begun. And not one with another start deadline:
+    the occurrence would be lost by a deadline that its own definition does not have.
+    """
+    return (
+        run.nominal_time_ms is not None
+        and not run.last_token
+        and state.spec_of(run).start_deadline_ms == job.spec.start_deadline_ms
+    )
 
 
 def _new_run(state: State, job: Job, decision: Decision, occurrence_ms: int) -> Run:
@@ -385,6 +420,7 @@ def _grant(state: State, command: Grant, granted: set[str]) -> Result:
         # Both would carry this entry's index as their token, and a token must order its holders.
         return Rejected(Reason.BLOCKED, f"job {run.job} had a grant in the same entry")
     granted.add(run.job)
+    _close_ranges(state, run)
     lease = Lease(
         token=state.index,
         attempt=run.attempt_count + 1,
@@ -462,6 +498,43 @@ def _expire(state: State, command: Expire) -> Result:
     return Applied(ended)
 
 
+def _lapse(state: State, command: Lapse) -> Result:
+    run = state.runs.get(command.run)
+    if run is None:
+        return _no_run(command.run)
+    if leases.deadline_ms(state, run) is None:
+        return Rejected(Reason.NOT_READY, f"no start deadline can end run {run.name}")
+    if not leases.past_deadline(state, run, now_ms=state.time_ms):
+        return Rejected(Reason.NOT_DUE, f"run {run.name} may still start")
+    if run.covers_from_ms is not None and run.covers_to_ms is not None:
+        state.rewrite_ranges(
+            run.job,
+            run.name,
+            run.covers_from_ms,
+            run.covers_to_ms,
+            lambda kept: replace(
+                kept, outcome=Outcome.SKIPPED, run="", reason=DEADLINE, index=state.index
+            ),
+        )
+    run = leases.finish(
+        run, RunState.CANCELLED, now_ms=state.time_ms, index=state.index, reason=LAPSED
+    )
+    _settle_run(state, run)
+    return Applied(run)
+
+
+def _close_ranges(state: State, run: Run) -> None:
+    """No start deadline can end the run any more, so the ledger's RUN is final."""
+    if leases.deadline_ms(state, run) is not None and run.nominal_time_ms is not None:
+        state.rewrite_ranges(
+            run.job,
+            run.name,
+            run.nominal_time_ms,
+            run.nominal_time_ms,
+            lambda kept: replace(kept, run="") if kept.outcome is Outcome.RUN else kept,
+        )
+
+
 def _cancel_runs(state: State, command: CancelRuns) -> Result:
     if (known := _known_request(state, command.request, {})) is not None:
         return known if isinstance(known, Rejected) else Applied((None,) * len(command.names), True)
@@ -483,6 +556,7 @@ def _cancel(state: State, run: Run, reason: str) -> None:
     """No grant follows. A run that nobody holds ends at once, a held one with its lease."""
     if run.cancel_requested:
         return
+    _close_ranges(state, run)
     run = replace(run, cancel_requested=True, reason=reason, revision=state.index)
     if run.lease is None:
         run = leases.finish(
@@ -605,4 +679,5 @@ _HANDLERS: dict[type[Command], Callable[[State, Any], Result]] = {
     Complete: _complete,
     Release: _release,
     Expire: _expire,
+    Lapse: _lapse,
 }

@@ -122,6 +122,7 @@ class JobSpec(Record, frozen=True):
     attempt_timeout_ms: int = DAY_MS
     priority: int = 5
     labels: tuple[tuple[str, str], ...] = ()  # sorted by key
+    start_deadline_ms: int | None = None  # after the due time; not started by then: never
 
 
 class Job(Record, frozen=True):
@@ -197,7 +198,7 @@ class Range(Record, frozen=True):
     to_ms: int
     count: int  # exact up to 1,000 at a time, a floor beyond
     outcome: Outcome
-    run: str  # the covering run, for COALESCED
+    run: str  # the covering run, for COALESCED; for RUN, one that a start deadline may still end
     reason: str
     version: int
     index: int  # log index of the entry that decided the last of them

@@ -23,6 +23,7 @@ class Reason(enum.StrEnum):
     NOT_DUE = "NOT_DUE"  # would be early
     NOT_READY = "NOT_READY"  # the run cannot be granted in its state
     BLOCKED = "BLOCKED"  # another run excludes this one now
+    DEADLINE_PASSED = "DEADLINE_PASSED"  # the run never started, and must not any more
 
 
 class Applied(msgspec.Struct, frozen=True):

@@ -8,8 +8,9 @@ Dicts that stand for ordered sets map to None, since a set's order differs from 
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_left
 from collections import Counter, deque
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from typing import TypeVar
 
 import msgspec
@@ -62,12 +63,37 @@ class Ledger:
         """
         last = self.ranges[-1] if self.ranges else None
         if last is not None and _alike(last, new):
-            self.ranges[-1] = msgspec.structs.replace(
-                last, to_ms=new.to_ms, count=last.count + new.count, index=new.index
-            )
+            self.ranges[-1] = _merged(last, new)
             return last
         self.ranges.append(new)
         return None
+
+    def rewrite(
+        self, run: str, from_ms: int, to_ms: int, change: Callable[[Range], Range]
+    ) -> list[Range]:
+        """Changes the ranges of one run within an interval, and merges what is alike then.
+
+        Returns:
+            The ranges that were merged into others, and that are gone now.
+        """
+        gone: list[Range] = []
+        at = bisect_left(self.ranges, from_ms, key=lambda kept: kept.to_ms)
+        while at < len(self.ranges) and self.ranges[at].from_ms <= to_ms:
+            if self.ranges[at].run == run:
+                self.ranges[at] = change(self.ranges[at])
+            if not self._merge_left(at, gone):
+                at += 1
+        self._merge_left(at, gone)
+        return gone
+
+    def _merge_left(self, at: int, gone: list[Range]) -> bool:
+        if not 0 < at < len(self.ranges) or not _alike(self.ranges[at - 1], self.ranges[at]):
+            return False
+        left, right = self.ranges[at - 1], self.ranges[at]
+        self.ranges[at - 1] = _merged(left, right)
+        del self.ranges[at]
+        gone.append(right)
+        return True
 
     def forget(self, before_ms: int) -> list[Range]:
         """Drops ranges that ended before an instant, raises the floor; returns what it dropped."""
@@ -207,6 +233,13 @@ class State:
             self._use_version((job.name, new.version), +1)
         for gone in ledger.forget(self.time_ms - self.limits.ledger_window_ms):
             self._use_version((job.name, gone.version), -1)
+
+    def rewrite_ranges(
+        self, job: str, run: str, from_ms: int, to_ms: int, change: Callable[[Range], Range]
+    ) -> None:
+        """Changes what a job's ledger says within an interval of the occurrences of one run."""
+        for gone in self.ledger[job].rewrite(run, from_ms, to_ms, change):
+            self._use_version((job, gone.version), -1)
 
     def remember(self, request_id: str, request: Request) -> None:
         """Keeps a request's answer, and forgets those that are too old or too many."""
@@ -352,6 +385,15 @@ def _alike(last: Range, new: Range) -> bool:
         new.run,
         new.reason,
         new.version,
+    )
+
+
+def _merged(left: Range, right: Range) -> Range:
+    return msgspec.structs.replace(
+        left,
+        to_ms=right.to_ms,
+        count=left.count + right.count,
+        index=max(left.index, right.index),
     )
 
 

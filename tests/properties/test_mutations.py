@@ -1,0 +1,260 @@
+"""Whether the random histories would notice: bugs are put into the core on purpose, one at a time.
+
+Each is a change of one line that somebody could make by mistake, and that breaks a promise. It must
+be found within `SEEDS` histories; one that is not shows a rule that nothing checks. When the core
+changes so that a line is not there any more, its test says so, and the mutation has to follow.
+"""
+
+from __future__ import annotations
+
+import inspect
+import textwrap
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from tests.properties.test_histories import play
+from tocsin_node.core import lease, machine
+from tocsin_node.core.state import Ledger, State
+
+SEEDS = 200
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """A bug: text in a function of the core, once in it, and what stands there instead."""
+
+    name: str
+    function: Callable[..., Any]
+    old: str
+    new: str
+
+
+MUTATIONS = (
+    # -- leases and tokens
+    Mutation(
+        "a stale token is accepted on complete",
+        machine._complete,
+        "run.lease is None or run.lease.token != command.token",
+        "run.lease is None",
+    ),
+    Mutation(
+        "an expiry ignores the token",
+        machine._expire,
+        "run.lease is None or run.lease.token != command.token",
+        "run.lease is None",
+    ),
+    Mutation(
+        "a release ignores the token",
+        machine._release,
+        "run.lease is None or run.lease.token != command.token",
+        "run.lease is None",
+    ),
+    Mutation(
+        "a run that is held is granted again",
+        lease.blocked,
+        "not in (RunState.PENDING, RunState.RETRY_WAIT)",
+        "in ()",
+    ),
+    Mutation(
+        "two grants that exclude each other share an entry",
+        machine._grant,
+        "or not leases.may_overlap(state, run)",
+        "",
+    ),
+    Mutation(
+        "a run is granted twice in one entry",
+        machine._grant,
+        "run.last_token == state.index or ",
+        "",
+    ),
+    Mutation("a run is granted early", lease.blocked, "run.ready_time_ms > now_ms", "False"),
+    Mutation(
+        "a run is granted after its cancellation",
+        lease.after_failure,
+        "if run.cancel_requested",
+        "if False",
+    ),
+    Mutation(
+        "a finished run is cancelled",
+        machine._cancel_runs,
+        "elif _ended(run):",
+        "elif False:",
+    ),
+    Mutation(
+        "a success is accepted again",
+        machine._answer_without_lease,
+        "return Applied(run, repeated=True)",
+        "return Applied(run)",
+    ),
+    # -- overlap
+    Mutation(
+        "overlap counts finished runs",
+        machine._overlap,
+        "active = state.active.get(job.name, {})",
+        "active = state.runs_by_job.get(job.name, {})",
+    ),
+    Mutation(
+        "overlap is blind to a run that waits for its retry",
+        State._index_run_state,
+        "if run.state in ACTIVE_STATES:",
+        "if run.state is RunState.LEASED:",
+    ),
+    Mutation(
+        "a manual trigger is absorbed",
+        machine._may_cover,
+        "run.nominal_time_ms is not None",
+        "True",
+    ),
+    Mutation(
+        "a run that was granted covers more",
+        machine._may_cover,
+        "and not run.last_token",
+        "",
+    ),
+    # -- the ledger
+    Mutation(
+        "the mark moves without the outcome",
+        machine._decide,
+        "_record(state, job, occurrence_ms, Outcome.COALESCED, run=covering)",
+        "pass",
+    ),
+    Mutation(
+        "what is behind an occurrence is not recorded",
+        machine._decide,
+        "_record_behind(state, job, decision, Outcome.COALESCED, run=run.name)",
+        "pass",
+    ),
+    Mutation(
+        "an edit does not settle",
+        machine._update_job,
+        "_decide_all(state, job, command.decisions)",
+        "pass",
+    ),
+    Mutation(
+        "a pause does not settle",
+        machine._pause_job,
+        "_decide_all(state, job, command.decisions)",
+        "pass",
+    ),
+    Mutation(
+        "a resume does not decide",
+        machine._resume_job,
+        "_decide_all(state, job, command.decisions)",
+        "pass",
+    ),
+    Mutation(
+        "a plan for another mark counts",
+        machine._stale_plan,
+        "if named == (job.uid, job.version, job.mark_time_ms)",
+        "if named[:2] == (job.uid, job.version)",
+    ),
+    Mutation(
+        "an occurrence is fired early",
+        machine._fire,
+        "decision.due_time_ms > state.time_ms",
+        "False",
+    ),
+    Mutation(
+        "ranges that differ are merged",
+        Ledger.add,
+        "last is not None and _alike(last, new)",
+        "last is not None",
+    ),
+    # -- the start deadline
+    Mutation(
+        "the start deadline ends a run that was granted",
+        lease.deadline_ms,
+        " or run.last_token:",
+        ":",
+    ),
+    Mutation(
+        "a run starts after its deadline",
+        lease.blocked,
+        "past_deadline(state, run, now_ms=now_ms)",
+        "False",
+    ),
+    Mutation(
+        "a run lapses before its deadline",
+        machine._lapse,
+        "if not leases.past_deadline(state, run, now_ms=state.time_ms):",
+        "if False:",
+    ),
+    Mutation(
+        "a lapsed run stays RUN in the ledger", machine._lapse, "outcome=Outcome.SKIPPED, ", ""
+    ),
+    Mutation(
+        "an occurrence is covered under another deadline",
+        machine._may_cover,
+        "state.spec_of(run).start_deadline_ms == job.spec.start_deadline_ms",
+        "True",
+    ),
+    # -- jobs, requests, retention
+    Mutation(
+        "a deleted job's uid is used again",
+        machine._create_job,
+        "uid=state.index",
+        "uid=len(state.jobs) + 1",
+    ),
+    Mutation(
+        "a deleted job does not wait for its lease",
+        machine._drop_if_gone,
+        "all(_ended(state.runs[run]) for run in state.runs_by_job.get(name, ()))",
+        "True",
+    ),
+    Mutation(
+        "retention drops a run that is active",
+        machine._retain,
+        "mine = state.finished_by_job.get(job, {})\n    while",
+        "mine = state.runs_by_job.get(job, {})\n    while",
+    ),
+    Mutation(
+        "a repeated request is done again", machine._known_request, "if known is None:", "if True:"
+    ),
+    Mutation(
+        "requests are not bounded",
+        State.remember,
+        "len(self.requests) <= self.limits.request_ids",
+        "True",
+    ),
+    Mutation(
+        "a definition goes while a run has it",
+        State.drop_run,
+        "self._use_version((run.job, run.version), -1)",
+        "self._use_version((run.job, run.version), -2)",
+    ),
+    Mutation("time goes back", machine.apply_entry, "max(state.time_ms, stamp_ms)", "stamp_ms"),
+)
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
+def test_the_histories_notice(mutation: Mutation, monkeypatch: pytest.MonkeyPatch) -> None:
+    put_in(mutation, monkeypatch)
+    for seed in range(SEEDS):
+        try:
+            world = play(seed)
+            world.fire()
+            world.check_ledger()
+        except Exception:  # a check failed, or the machine itself fell over
+            return
+    pytest.fail(f"{SEEDS} histories went by as if nothing was wrong")
+
+
+def put_in(mutation: Mutation, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replaces the function by its mutant wherever the core finds it."""
+    function = mutation.function
+    source = textwrap.dedent(inspect.getsource(function))
+    assert source.count(mutation.old) == 1, f"{mutation.old!r} is not once in\n{source}"
+    module = inspect.getmodule(function)
+    assert module is not None
+    made: dict[str, Any] = {}
+    # ruff: noqa: S102 -- the source is the core's own, but for the mutation
+    exec(compile(source.replace(mutation.old, mutation.new), "mutant", "exec"), vars(module), made)
+    mutant = made[function.__name__]
+    owner, _, _ = function.__qualname__.rpartition(".")
+    monkeypatch.setattr(vars(module)[owner] if owner else module, function.__name__, mutant)
+    for kind, handler in machine._HANDLERS.items():
+        if handler is function:
+            monkeypatch.setitem(machine._HANDLERS, kind, mutant)
