@@ -21,10 +21,15 @@ from tocsin.types import (
     Attempt,
     AttemptError,
     AttemptOutcome,
+    AuditFault,
+    AuditFaultKind,
     ClusterStatus,
+    Explanation,
+    ExplanationStep,
     Fire,
     ItemResult,
     Job,
+    JobAudit,
     Member,
     MisfirePolicy,
     NodeRole,
@@ -230,6 +235,45 @@ def from_range(message: job_pb2.OccurrenceRange) -> OccurrenceRange:
         reason=message.reason,
         job_version=message.job_version,
         log_index=message.log_index,
+    )
+
+
+def from_audit(message: job_pb2.JobAudit) -> JobAudit:
+    return JobAudit(
+        name=message.name,
+        from_time=from_timestamp(message.from_time),
+        through_time=from_timestamp(message.through_time),
+        occurrence_count=message.occurrence_count,
+        fault_count=message.fault_count,
+        faults=tuple(
+            AuditFault(
+                kind=_from_enum(job_pb2.AuditFaultKind, fault.kind, AuditFaultKind),
+                from_time=from_timestamp(fault.from_time),
+                to_time=from_timestamp(fault.to_time),
+                count=fault.count,
+                message=fault.message,
+            )
+            for fault in message.faults
+        ),
+    )
+
+
+def from_explanation(message: job_pb2.Explanation) -> Explanation:
+    return Explanation(
+        time=from_timestamp(message.time),
+        is_nominal=message.is_nominal,
+        outcome=_from_enum(job_pb2.OccurrenceOutcome, message.outcome, OccurrenceOutcome),
+        run=message.run,
+        steps=tuple(
+            ExplanationStep(
+                kind=step.kind,
+                text=step.text,
+                log_index=step.log_index,
+                time=optional_time(step, "time"),
+                fencing_token=step.fencing_token,
+            )
+            for step in message.steps
+        ),
     )
 
 

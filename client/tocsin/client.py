@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
+import dataclasses
 import os
 import queue
 import threading
@@ -28,8 +29,10 @@ from tocsin.schedule import At, Cron, Every, Schedule
 from tocsin.types import (
     Applied,
     ClusterStatus,
+    Explanation,
     ItemResult,
     Job,
+    JobAudit,
     OccurrenceRange,
     Preview,
     Run,
@@ -236,6 +239,57 @@ class AsyncClient:
             if not page.next_page_token:
                 return ranges
             request.page_token = page.next_page_token
+
+    async def audit_jobs(
+        self,
+        parent: str = "",
+        from_time: datetime | None = None,
+        to_time: datetime | None = None,
+        *,
+        stale_ok: bool = False,
+    ) -> list[JobAudit]:
+        """Recomputes schedules and compares them with the ledger; one result for each job.
+
+        Args:
+            parent: a job, a namespace, or nothing for all jobs.
+        """
+        audits: dict[str, JobAudit] = {}
+        request = job_pb2.AuditJobsRequest(parent=parent, stale_ok=stale_ok)
+        if from_time is not None:
+            request.from_time.CopyFrom(_convert.timestamp(from_time))
+        if to_time is not None:
+            request.to_time.CopyFrom(_convert.timestamp(to_time))
+        while True:
+            page = await self._pool.call(lambda s: s.jobs.AuditJobs, request, within=self.timeout)
+            for item in page.audits:
+                part = _convert.from_audit(item)
+                before = audits.get(part.name)
+                audits[part.name] = part if before is None else _joined(before, part)
+            if not page.next_page_token:
+                return list(audits.values())
+            request.page_token = page.next_page_token
+
+    async def explain(
+        self, name: str, time: datetime | str, *, stale_ok: bool = False
+    ) -> list[Explanation]:
+        """Why a job ran at a time, or did not: the causal chain, by log index.
+
+        Args:
+            time: an aware datetime; or a text such as "2027-03-14T02:30" or a naive datetime, on
+                the clock of the job's first cron schedule. That clock may show a time twice: then
+                there are two explanations.
+        """
+        request = job_pb2.ExplainOccurrenceRequest(name=name, stale_ok=stale_ok)
+        if isinstance(time, str):
+            request.local_time = time
+        elif time.tzinfo is None:
+            request.local_time = time.isoformat(timespec="seconds")
+        else:
+            request.time.CopyFrom(_convert.timestamp(time))
+        response = await self._pool.call(
+            lambda s: s.jobs.ExplainOccurrence, request, within=self.timeout
+        )
+        return [_convert.from_explanation(item) for item in response.explanations]
 
     # Runs
 
@@ -472,6 +526,25 @@ class Client:
             self._async.list_occurrences(name, from_time, to_time, stale_ok=stale_ok)
         )
 
+    def audit_jobs(
+        self,
+        parent: str = "",
+        from_time: datetime | None = None,
+        to_time: datetime | None = None,
+        *,
+        stale_ok: bool = False,
+    ) -> list[JobAudit]:
+        """As AsyncClient.audit_jobs."""
+        return self._portal.run(
+            self._async.audit_jobs(parent, from_time, to_time, stale_ok=stale_ok)
+        )
+
+    def explain(
+        self, name: str, time: datetime | str, *, stale_ok: bool = False
+    ) -> list[Explanation]:
+        """As AsyncClient.explain."""
+        return self._portal.run(self._async.explain(name, time, stale_ok=stale_ok))
+
     def get_run(self, name: str, *, stale_ok: bool = False) -> Run:
         """As AsyncClient.get_run."""
         return self._portal.run(self._async.get_run(name, stale_ok=stale_ok))
@@ -505,6 +578,17 @@ class Client:
     def cluster_status(self, node_id: str | None = None) -> ClusterStatus:
         """As AsyncClient.cluster_status."""
         return self._portal.run(self._async.cluster_status(node_id))
+
+
+def _joined(before: JobAudit, part: JobAudit) -> JobAudit:
+    """Two parts of one job's audit as one."""
+    return dataclasses.replace(
+        before,
+        through_time=part.through_time,
+        occurrence_count=before.occurrence_count + part.occurrence_count,
+        fault_count=before.fault_count + part.fault_count,
+        faults=(*before.faults, *part.faults),
+    )
 
 
 class _Portal:

@@ -20,10 +20,15 @@ __all__ = [
     "Attempt",
     "AttemptError",
     "AttemptOutcome",
+    "AuditFault",
+    "AuditFaultKind",
     "ClusterStatus",
+    "Explanation",
+    "ExplanationStep",
     "Fire",
     "ItemResult",
     "Job",
+    "JobAudit",
     "Member",
     "MisfirePolicy",
     "NodeRole",
@@ -100,6 +105,15 @@ class OccurrenceOutcome(enum.StrEnum):
     COALESCED = "COALESCED"
     SKIPPED = "SKIPPED"
     MISSED = "MISSED"
+
+
+class AuditFaultKind(enum.StrEnum):
+    UNKNOWN = "UNKNOWN"
+    HOLE = "HOLE"
+    EXTRA = "EXTRA"
+    REPEATED = "REPEATED"
+    VERSION = "VERSION"
+    COUNT = "COUNT"
 
 
 class NodeRole(enum.StrEnum):
@@ -318,6 +332,62 @@ class OccurrenceRange:
     reason: str
     job_version: int
     log_index: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditFault:
+    """One difference between a job's schedule and its ledger; `count`: nominal times concerned."""
+
+    kind: AuditFaultKind
+    from_time: datetime
+    to_time: datetime
+    count: int
+    message: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobAudit:
+    """What an audit compared: the nominal times after `from_time`, up to `through_time`.
+
+    Attributes:
+        occurrence_count: nominal times that the schedule names there.
+        fault_count: differences found; the first of many are in `faults`.
+    """
+
+    name: str
+    from_time: datetime
+    through_time: datetime
+    occurrence_count: int
+    fault_count: int
+    faults: Sequence[AuditFault]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExplanationStep:
+    """One link of a causal chain; `log_index` is 0 for what is no event of the log."""
+
+    kind: str
+    text: str
+    log_index: int
+    time: datetime | None
+    fencing_token: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Explanation:
+    """Why something ran at an instant, or did not; the steps are in the order of the log.
+
+    Attributes:
+        is_nominal: whether the instant is a nominal time of the version that governed it.
+        outcome: what the ledger says; UNKNOWN while there is nothing.
+        run: the run that executes or covers it, or empty.
+    """
+
+    time: datetime
+    is_nominal: bool
+    outcome: OccurrenceOutcome
+    run: str
+    steps: Sequence[ExplanationStep]
 
 
 @dataclass(frozen=True, kw_only=True)

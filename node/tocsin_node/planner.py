@@ -7,6 +7,8 @@ makes of each. Refuses to propose anything, and to look at the clock: the instan
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from tocsin_node.core.command import Decision, Plan
 from tocsin_node.core.model import Job, JobSpec, Misfire, Outcome, ScheduleKind
 from tocsin_node.schedule import Timetable, jitter_ms
@@ -23,13 +25,7 @@ class Backlog(Exception):
 def first(name: str, spec: JobSpec, now_ms: int) -> tuple[tuple[Decision, ...], Plan]:
     """How a new job begins: strictly after now, but `at` times in the past run at once."""
     plan = plan_after(name, spec, anchor_time_ms=now_ms, mark_time_ms=now_ms)
-    past_ms = sorted(
-        {
-            schedule.at_time_ms
-            for schedule in spec.schedules
-            if schedule.kind is ScheduleKind.AT and schedule.at_time_ms <= now_ms
-        }
-    )
+    past_ms = past_times(spec, now_ms)
     if not past_ms:
         return (), plan
     latest_ms = past_ms[-1]
@@ -42,6 +38,29 @@ def first(name: str, spec: JobSpec, now_ms: int) -> tuple[tuple[Decision, ...], 
         behind_count=len(past_ms) - 1,
     )
     return (decision,), plan
+
+
+def past_times(spec: JobSpec, now_ms: int) -> list[int]:
+    """The `at` times that are already past when a job is created, oldest first."""
+    return sorted(
+        {
+            schedule.at_time_ms
+            for schedule in spec.schedules
+            if schedule.kind is ScheduleKind.AT and schedule.at_time_ms <= now_ms
+        }
+    )
+
+
+def nominal_times(
+    spec: JobSpec, *, anchor_time_ms: int, after_ms: int, until_ms: int
+) -> Iterator[int]:
+    """Every nominal time in (after_ms, until_ms] that a definition names, in order."""
+    return _timetable(spec, anchor_time_ms).between(after_ms, until_ms)
+
+
+def latest_time(spec: JobSpec, *, anchor_time_ms: int, after_ms: int, until_ms: int) -> int | None:
+    """The newest nominal time in (after_ms, until_ms] that a definition names."""
+    return _timetable(spec, anchor_time_ms).latest_at_or_before(until_ms, after_ms)
 
 
 def due(job: Job, now_ms: int) -> tuple[tuple[Decision, ...], Plan]:

@@ -155,7 +155,9 @@ class Server:
         server = grpc.aio.server(interceptors=[self._edge], options=SERVER_OPTIONS)
         slices = Slices(self.replica.clock)
         self._runs = RunService(self.replica, slices, self.dispatcher)
-        job_pb2_grpc.add_JobServiceServicer_to_server(JobService(self.replica, slices), server)
+        job_pb2_grpc.add_JobServiceServicer_to_server(
+            JobService(self.replica, slices, waits_for=self.dispatcher.explain), server
+        )
         run_pb2_grpc.add_RunServiceServicer_to_server(self._runs, server)
         worker_pb2_grpc.add_WorkerServiceServicer_to_server(
             WorkerService(self.replica, self.dispatcher, self.leases), server

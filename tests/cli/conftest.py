@@ -117,6 +117,8 @@ class FakeClient:
     changes: list[types.RunChanges] = field(default_factory=list)
     workers: list[types.WorkerInfo] = field(default_factory=list)
     ranges: list[types.OccurrenceRange] = field(default_factory=list)
+    audits: list[types.JobAudit] = field(default_factory=list)
+    stories: list[types.Explanation] = field(default_factory=list)
     statuses: dict[str, ClusterStatus] = field(default_factory=dict)
     nodes: dict[str, str] = field(
         default_factory=lambda: {f"n{i}": f"127.0.0.1:71{i}2" for i in (1, 2, 3)}
@@ -203,6 +205,19 @@ class FakeClient:
     ) -> list[types.OccurrenceRange]:
         self._note("list_occurrences", name, from_time=from_time, to_time=to_time)
         return self.ranges
+
+    def audit_jobs(
+        self,
+        parent: str = "",
+        from_time: datetime | None = None,
+        to_time: datetime | None = None,
+    ) -> list[types.JobAudit]:
+        self._note("audit_jobs", parent, from_time=from_time, to_time=to_time)
+        return self.audits
+
+    def explain(self, name: str, time: datetime) -> list[types.Explanation]:
+        self._note("explain", name, time)
+        return self.stories
 
     def get_run(self, name: str) -> Run:
         self._note("get_run", name)

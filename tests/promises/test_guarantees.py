@@ -18,10 +18,12 @@ from tests.leader.test_leases import test_a_frozen_leader_does_not_expire_the_wo
 from tests.properties.test_histories import play
 from tocsin import Every, Job, RunState
 from tocsin.workers.shell_payload import ShellPayload
+from tocsin_node.audit import FaultKind, audit, open_book
 from tocsin_node.core import command as c
 from tocsin_node.core.model import AttemptOutcome, Cause, idempotency_key
 from tocsin_node.core.model import RunState as CoreState
 from tocsin_node.core.result import Applied, Reason
+from tocsin_node.explain import explain
 
 # Fixtures, and a promise that is shown where lease time is tested.
 __all__ = ["m", "test_a_frozen_leader_does_not_expire_the_world_when_it_wakes", "three"]
@@ -32,7 +34,7 @@ GUARANTEES = Path(__file__).resolve().parents[2] / "docs" / "guarantees.md"
 def promises() -> list[str]:
     """The bold sentences, as names of tests."""
     text = " ".join(GUARANTEES.read_text().split())
-    sentences = re.findall(r"\d+\. \*\*(.+?)\*\*", text)
+    sentences = re.findall(r"(?:\d+\.|-) \*\*(.+?)\*\*", text)
     return ["test_" + re.sub(r"[^a-z0-9]+", "_", s.lower()).strip("_") for s in sentences]
 
 
@@ -233,6 +235,36 @@ def test_a_deleted_job_keeps_its_name_until_its_last_lease_has_ended(m: Machine)
     assert m.refused(again) is Reason.JOB_HAS_ACTIVE_RUNS
     m.done(c.Expire(FIRST, token))
     m.done(again)
+
+
+# -- what can be checked ---------------------------------------------------------------------------
+
+
+def test_the_audit_finds_every_nominal_time_that_is_missing_or_doubled(m: Machine) -> None:
+    m.create()
+    for _ in range(6):
+        m.due()
+        m.succeed(m.runs()[-1].name, m.grant(m.runs()[-1].name))
+    *_, before = audit(open_book(m.state, NAME))
+    assert (before.fault_count, before.occurrence_count) == (0, 6)
+    ranges = m.state.ledger[NAME].ranges
+    whole = ranges.pop()
+    *_, missing = audit(open_book(m.state, NAME))
+    assert [(fault.kind, fault.count) for fault in missing.faults] == [(FaultKind.HOLE, 6)]
+    ranges.extend([whole, whole])
+    *_, doubled = audit(open_book(m.state, NAME))
+    assert FaultKind.REPEATED in {fault.kind for fault in doubled.faults}
+
+
+def test_why_something_ran_or_did_not_is_told_by_log_index(m: Machine) -> None:
+    m.create()
+    m.due()
+    token = m.grant(FIRST)
+    story = explain(m.state, NAME, T0 + 10_000, now_ms=m.now_ms)
+    told = [(step.kind, step.index) for step in story.steps]
+    assert told == [("version", 1), ("decision", 2), ("run", 2), ("grant", token)]
+    beside = explain(m.state, NAME, T0 + 9_000, now_ms=m.now_ms)
+    assert "no nominal time" in " ".join(step.text for step in beside.steps)
 
 
 # -- when things run -------------------------------------------------------------------------------

@@ -40,6 +40,7 @@ def test_a_random_history_keeps_every_rule(seed: int) -> None:
     world = play(seed)
     world.fire()
     world.check_ledger()
+    world.check_audit()
     assert snapshot(replay(world.log, State())) == snapshot(world.state), f"seed {seed}"
 
 

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from tocsin_node import planner
+from tocsin_node.audit import audit, open_book
 from tocsin_node.core import command as c
 from tocsin_node.core import lease, machine
 from tocsin_node.core.model import (
@@ -474,6 +475,16 @@ class World:
         assert kept.reason == (machine.DEADLINE if lapsed else ""), (run, kept)
         waits = lease.deadline_ms(self.state, run) is not None
         assert kept.run == (run.name if waits else ""), (run, kept)
+
+    def check_audit(self) -> None:
+        """The audit finds nothing, and recomputes what this world believes of schedules itself."""
+        for job in self.state.jobs.values():
+            if job.deleted:
+                continue
+            *_, found = audit(open_book(self.state, job.name))
+            assert found.faults == [], f"{job.name}: {found.faults}"
+            known_ms = [ms for ms in self.expected_times(job) if ms > found.after_ms]
+            assert found.occurrence_count == len(known_ms), job.name
 
     def check_cover(self, outcome: Outcome, name: str, times: list[int]) -> None:
         run = self.state.runs.get(name)

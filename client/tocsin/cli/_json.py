@@ -19,9 +19,13 @@ from tocsin.v1 import cluster_pb2, job_pb2, run_pb2, worker_pb2
 MESSAGES: dict[type[object], type[Message]] = {
     types.Attempt: run_pb2.Attempt,
     types.AttemptError: run_pb2.AttemptError,
+    types.AuditFault: job_pb2.AuditFault,
     types.ClusterStatus: cluster_pb2.GetStatusResponse,
+    types.Explanation: job_pb2.Explanation,
+    types.ExplanationStep: job_pb2.ExplanationStep,
     types.Fire: job_pb2.PreviewFireTimesResponse.Fire,
     types.Job: job_pb2.Job,
+    types.JobAudit: job_pb2.JobAudit,
     types.Member: cluster_pb2.Member,
     types.OccurrenceRange: job_pb2.OccurrenceRange,
     types.Preview: job_pb2.PreviewFireTimesResponse,

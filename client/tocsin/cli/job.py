@@ -14,6 +14,7 @@ import click
 
 from tocsin.cli import _output
 from tocsin.cli._duration import DURATION, INSTANT, in_zone, shown_duration, shown_instant
+from tocsin.cli._job_history import audit, explain
 from tocsin.cli._json import as_json
 from tocsin.cli._options import Settings, global_options, labels_callback, pass_settings
 from tocsin.cli._output import Column
@@ -49,6 +50,10 @@ def job() -> None:
       tocsin job list
       tocsin job preview --cron '30 2 * * *' --tz America/New_York
     """
+
+
+job.add_command(audit)
+job.add_command(explain)
 
 
 def _choice(kind: type[enum.StrEnum]) -> click.Choice[str]:

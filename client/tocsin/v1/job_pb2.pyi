@@ -160,6 +160,39 @@ OCCURRENCE_OUTCOME_MISSED: OccurrenceOutcome.ValueType  # 4
 """Noticed too late for the misfire policy."""
 Global___OccurrenceOutcome: _TypeAlias = OccurrenceOutcome  # noqa: Y015
 
+class _AuditFaultKind:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _AuditFaultKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_AuditFaultKind.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    AUDIT_FAULT_KIND_UNSPECIFIED: _AuditFaultKind.ValueType  # 0
+    AUDIT_FAULT_KIND_HOLE: _AuditFaultKind.ValueType  # 1
+    """Nominal times without an outcome."""
+    AUDIT_FAULT_KIND_EXTRA: _AuditFaultKind.ValueType  # 2
+    """An outcome for what is no nominal time."""
+    AUDIT_FAULT_KIND_REPEATED: _AuditFaultKind.ValueType  # 3
+    """A second outcome."""
+    AUDIT_FAULT_KIND_VERSION: _AuditFaultKind.ValueType  # 4
+    """Decided under another version than the one that governed it."""
+    AUDIT_FAULT_KIND_COUNT: _AuditFaultKind.ValueType  # 5
+    """A range that counts other than what it holds."""
+
+class AuditFaultKind(_AuditFaultKind, metaclass=_AuditFaultKindEnumTypeWrapper): ...
+
+AUDIT_FAULT_KIND_UNSPECIFIED: AuditFaultKind.ValueType  # 0
+AUDIT_FAULT_KIND_HOLE: AuditFaultKind.ValueType  # 1
+"""Nominal times without an outcome."""
+AUDIT_FAULT_KIND_EXTRA: AuditFaultKind.ValueType  # 2
+"""An outcome for what is no nominal time."""
+AUDIT_FAULT_KIND_REPEATED: AuditFaultKind.ValueType  # 3
+"""A second outcome."""
+AUDIT_FAULT_KIND_VERSION: AuditFaultKind.ValueType  # 4
+"""Decided under another version than the one that governed it."""
+AUDIT_FAULT_KIND_COUNT: AuditFaultKind.ValueType  # 5
+"""A range that counts other than what it holds."""
+Global___AuditFaultKind: _TypeAlias = AuditFaultKind  # noqa: Y015
+
 @_typing.final
 class Job(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
@@ -1025,3 +1058,277 @@ class OccurrenceRange(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___OccurrenceRange: _TypeAlias = OccurrenceRange  # noqa: Y015
+
+@_typing.final
+class AuditJobsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARENT_FIELD_NUMBER: _builtins.int
+    FROM_TIME_FIELD_NUMBER: _builtins.int
+    TO_TIME_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    STALE_OK_FIELD_NUMBER: _builtins.int
+    parent: _builtins.str
+    """`{namespace}/{job}`, `{namespace}` or empty for all."""
+    page_token: _builtins.str
+    stale_ok: _builtins.bool
+    @_builtins.property
+    def from_time(self) -> _timestamp_pb2.Timestamp:
+        """Nominal times after this one; default: as far back as can be recomputed."""
+
+    @_builtins.property
+    def to_time(self) -> _timestamp_pb2.Timestamp:
+        """Up to here, inclusive; default: the mark."""
+
+    def __init__(
+        self,
+        *,
+        parent: _builtins.str = ...,
+        from_time: _timestamp_pb2.Timestamp | None = ...,
+        to_time: _timestamp_pb2.Timestamp | None = ...,
+        page_token: _builtins.str = ...,
+        stale_ok: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["from_time", b"from_time", "to_time", b"to_time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["from_time", b"from_time", "page_token", b"page_token", "parent", b"parent", "stale_ok", b"stale_ok", "to_time", b"to_time"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AuditJobsRequest: _TypeAlias = AuditJobsRequest  # noqa: Y015
+
+@_typing.final
+class AuditJobsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    AUDITS_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    next_page_token: _builtins.str
+    """Empty on the last page."""
+    @_builtins.property
+    def audits(self) -> _containers.RepeatedCompositeFieldContainer[Global___JobAudit]:
+        """By name. A job whose audit takes several pages is on each of them."""
+
+    def __init__(
+        self,
+        *,
+        audits: _abc.Iterable[Global___JobAudit] | None = ...,
+        next_page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["audits", b"audits", "next_page_token", b"next_page_token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AuditJobsResponse: _TypeAlias = AuditJobsResponse  # noqa: Y015
+
+@_typing.final
+class JobAudit(_message.Message):
+    """What was compared of one job: the nominal times in (from_time, through_time]."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    FROM_TIME_FIELD_NUMBER: _builtins.int
+    THROUGH_TIME_FIELD_NUMBER: _builtins.int
+    OCCURRENCE_COUNT_FIELD_NUMBER: _builtins.int
+    FAULT_COUNT_FIELD_NUMBER: _builtins.int
+    FAULTS_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    occurrence_count: _builtins.int
+    """Nominal times that the schedule names there."""
+    fault_count: _builtins.int
+    """Differences found; the first 1,000 are in `faults`."""
+    @_builtins.property
+    def from_time(self) -> _timestamp_pb2.Timestamp: ...
+    @_builtins.property
+    def through_time(self) -> _timestamp_pb2.Timestamp: ...
+    @_builtins.property
+    def faults(self) -> _containers.RepeatedCompositeFieldContainer[Global___AuditFault]: ...
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        from_time: _timestamp_pb2.Timestamp | None = ...,
+        through_time: _timestamp_pb2.Timestamp | None = ...,
+        occurrence_count: _builtins.int = ...,
+        fault_count: _builtins.int = ...,
+        faults: _abc.Iterable[Global___AuditFault] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["from_time", b"from_time", "through_time", b"through_time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fault_count", b"fault_count", "faults", b"faults", "from_time", b"from_time", "name", b"name", "occurrence_count", b"occurrence_count", "through_time", b"through_time"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___JobAudit: _TypeAlias = JobAudit  # noqa: Y015
+
+@_typing.final
+class AuditFault(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: _builtins.int
+    FROM_TIME_FIELD_NUMBER: _builtins.int
+    TO_TIME_FIELD_NUMBER: _builtins.int
+    COUNT_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    kind: Global___AuditFaultKind.ValueType
+    count: _builtins.int
+    """Nominal times concerned; 0 where there is none."""
+    message: _builtins.str
+    """For people."""
+    @_builtins.property
+    def from_time(self) -> _timestamp_pb2.Timestamp: ...
+    @_builtins.property
+    def to_time(self) -> _timestamp_pb2.Timestamp: ...
+    def __init__(
+        self,
+        *,
+        kind: Global___AuditFaultKind.ValueType = ...,
+        from_time: _timestamp_pb2.Timestamp | None = ...,
+        to_time: _timestamp_pb2.Timestamp | None = ...,
+        count: _builtins.int = ...,
+        message: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["from_time", b"from_time", "to_time", b"to_time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "from_time", b"from_time", "kind", b"kind", "message", b"message", "to_time", b"to_time"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AuditFault: _TypeAlias = AuditFault  # noqa: Y015
+
+@_typing.final
+class ExplainOccurrenceRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    TIME_FIELD_NUMBER: _builtins.int
+    LOCAL_TIME_FIELD_NUMBER: _builtins.int
+    STALE_OK_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    local_time: _builtins.str
+    """`2027-03-14T02:30[:00]`, on the clock of the job's first cron schedule, else UTC."""
+    stale_ok: _builtins.bool
+    @_builtins.property
+    def time(self) -> _timestamp_pb2.Timestamp:
+        """The instant to explain; this or `local_time`."""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        time: _timestamp_pb2.Timestamp | None = ...,
+        local_time: _builtins.str = ...,
+        stale_ok: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["time", b"time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["local_time", b"local_time", "name", b"name", "stale_ok", b"stale_ok", "time", b"time"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExplainOccurrenceRequest: _TypeAlias = ExplainOccurrenceRequest  # noqa: Y015
+
+@_typing.final
+class ExplainOccurrenceResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EXPLANATIONS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def explanations(self) -> _containers.RepeatedCompositeFieldContainer[Global___Explanation]:
+        """One, or two where the clock shows the local time twice."""
+
+    def __init__(
+        self,
+        *,
+        explanations: _abc.Iterable[Global___Explanation] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["explanations", b"explanations"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExplainOccurrenceResponse: _TypeAlias = ExplainOccurrenceResponse  # noqa: Y015
+
+@_typing.final
+class Explanation(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TIME_FIELD_NUMBER: _builtins.int
+    IS_NOMINAL_FIELD_NUMBER: _builtins.int
+    OUTCOME_FIELD_NUMBER: _builtins.int
+    RUN_FIELD_NUMBER: _builtins.int
+    STEPS_FIELD_NUMBER: _builtins.int
+    is_nominal: _builtins.bool
+    """Whether it is a nominal time of the version that governed it."""
+    outcome: Global___OccurrenceOutcome.ValueType
+    """What the ledger says; unspecified while there is nothing."""
+    run: _builtins.str
+    """The run that executes or covers it, or empty."""
+    @_builtins.property
+    def time(self) -> _timestamp_pb2.Timestamp:
+        """The instant that was asked for."""
+
+    @_builtins.property
+    def steps(self) -> _containers.RepeatedCompositeFieldContainer[Global___ExplanationStep]:
+        """In the order of the log."""
+
+    def __init__(
+        self,
+        *,
+        time: _timestamp_pb2.Timestamp | None = ...,
+        is_nominal: _builtins.bool = ...,
+        outcome: Global___OccurrenceOutcome.ValueType = ...,
+        run: _builtins.str = ...,
+        steps: _abc.Iterable[Global___ExplanationStep] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["time", b"time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_nominal", b"is_nominal", "outcome", b"outcome", "run", b"run", "steps", b"steps", "time", b"time"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Explanation: _TypeAlias = Explanation  # noqa: Y015
+
+@_typing.final
+class ExplanationStep(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    LOG_INDEX_FIELD_NUMBER: _builtins.int
+    TIME_FIELD_NUMBER: _builtins.int
+    FENCING_TOKEN_FIELD_NUMBER: _builtins.int
+    kind: _builtins.str
+    """`version`, `clock-change`, `decision`, `term`, `run`, `grant`, `attempt`, `refused`, `end`,
+    `wait` or `none`; there may be further ones.
+    """
+    text: _builtins.str
+    """For people."""
+    log_index: _builtins.int
+    """Log index of the entry that did it; 0: it is no event of the log."""
+    fencing_token: _builtins.int
+    """For what concerns a lease."""
+    @_builtins.property
+    def time(self) -> _timestamp_pb2.Timestamp:
+        """Cluster time of it, where it is known."""
+
+    def __init__(
+        self,
+        *,
+        kind: _builtins.str = ...,
+        text: _builtins.str = ...,
+        log_index: _builtins.int = ...,
+        time: _timestamp_pb2.Timestamp | None = ...,
+        fencing_token: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["time", b"time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fencing_token", b"fencing_token", "kind", b"kind", "log_index", b"log_index", "text", b"text", "time", b"time"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExplanationStep: _TypeAlias = ExplanationStep  # noqa: Y015

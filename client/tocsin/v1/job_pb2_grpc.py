@@ -85,6 +85,16 @@ class JobServiceStub(object):
                 request_serializer=tocsin_dot_v1_dot_job__pb2.ListOccurrencesRequest.SerializeToString,
                 response_deserializer=tocsin_dot_v1_dot_job__pb2.ListOccurrencesResponse.FromString,
                 _registered_method=True)
+        self.AuditJobs = channel.unary_unary(
+                '/tocsin.v1.JobService/AuditJobs',
+                request_serializer=tocsin_dot_v1_dot_job__pb2.AuditJobsRequest.SerializeToString,
+                response_deserializer=tocsin_dot_v1_dot_job__pb2.AuditJobsResponse.FromString,
+                _registered_method=True)
+        self.ExplainOccurrence = channel.unary_unary(
+                '/tocsin.v1.JobService/ExplainOccurrence',
+                request_serializer=tocsin_dot_v1_dot_job__pb2.ExplainOccurrenceRequest.SerializeToString,
+                response_deserializer=tocsin_dot_v1_dot_job__pb2.ExplainOccurrenceResponse.FromString,
+                _registered_method=True)
 
 
 class JobServiceServicer(object):
@@ -160,6 +170,20 @@ class JobServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def AuditJobs(self, request, context):
+        """Recomputes schedules outside the state machine and compares them with the ledger, in pages.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ExplainOccurrence(self, request, context):
+        """Why something ran, or did not: the causal chain behind one instant of a job's schedule.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_JobServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -212,6 +236,16 @@ def add_JobServiceServicer_to_server(servicer, server):
                     servicer.ListOccurrences,
                     request_deserializer=tocsin_dot_v1_dot_job__pb2.ListOccurrencesRequest.FromString,
                     response_serializer=tocsin_dot_v1_dot_job__pb2.ListOccurrencesResponse.SerializeToString,
+            ),
+            'AuditJobs': grpc.unary_unary_rpc_method_handler(
+                    servicer.AuditJobs,
+                    request_deserializer=tocsin_dot_v1_dot_job__pb2.AuditJobsRequest.FromString,
+                    response_serializer=tocsin_dot_v1_dot_job__pb2.AuditJobsResponse.SerializeToString,
+            ),
+            'ExplainOccurrence': grpc.unary_unary_rpc_method_handler(
+                    servicer.ExplainOccurrence,
+                    request_deserializer=tocsin_dot_v1_dot_job__pb2.ExplainOccurrenceRequest.FromString,
+                    response_serializer=tocsin_dot_v1_dot_job__pb2.ExplainOccurrenceResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -485,6 +519,60 @@ class JobService(object):
             '/tocsin.v1.JobService/ListOccurrences',
             tocsin_dot_v1_dot_job__pb2.ListOccurrencesRequest.SerializeToString,
             tocsin_dot_v1_dot_job__pb2.ListOccurrencesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AuditJobs(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tocsin.v1.JobService/AuditJobs',
+            tocsin_dot_v1_dot_job__pb2.AuditJobsRequest.SerializeToString,
+            tocsin_dot_v1_dot_job__pb2.AuditJobsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ExplainOccurrence(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tocsin.v1.JobService/ExplainOccurrence',
+            tocsin_dot_v1_dot_job__pb2.ExplainOccurrenceRequest.SerializeToString,
+            tocsin_dot_v1_dot_job__pb2.ExplainOccurrenceResponse.FromString,
             options,
             channel_credentials,
             insecure,

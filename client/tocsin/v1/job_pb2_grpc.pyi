@@ -52,6 +52,10 @@ class JobServiceStub:
     """What a schedule would do, without storing anything."""
     ListOccurrences: _grpc.UnaryUnaryMultiCallable[_job_pb2.ListOccurrencesRequest, _job_pb2.ListOccurrencesResponse]
     """The ledger: what became of each nominal time of a job, oldest first."""
+    AuditJobs: _grpc.UnaryUnaryMultiCallable[_job_pb2.AuditJobsRequest, _job_pb2.AuditJobsResponse]
+    """Recomputes schedules outside the state machine and compares them with the ledger, in pages."""
+    ExplainOccurrence: _grpc.UnaryUnaryMultiCallable[_job_pb2.ExplainOccurrenceRequest, _job_pb2.ExplainOccurrenceResponse]
+    """Why something ran, or did not: the causal chain behind one instant of a job's schedule."""
 
 @_typing.type_check_only
 class JobServiceAsyncStub(JobServiceStub):
@@ -77,6 +81,10 @@ class JobServiceAsyncStub(JobServiceStub):
     """What a schedule would do, without storing anything."""
     ListOccurrences: _aio.UnaryUnaryMultiCallable[_job_pb2.ListOccurrencesRequest, _job_pb2.ListOccurrencesResponse]  # type: ignore[assignment]
     """The ledger: what became of each nominal time of a job, oldest first."""
+    AuditJobs: _aio.UnaryUnaryMultiCallable[_job_pb2.AuditJobsRequest, _job_pb2.AuditJobsResponse]  # type: ignore[assignment]
+    """Recomputes schedules outside the state machine and compares them with the ledger, in pages."""
+    ExplainOccurrence: _aio.UnaryUnaryMultiCallable[_job_pb2.ExplainOccurrenceRequest, _job_pb2.ExplainOccurrenceResponse]  # type: ignore[assignment]
+    """Why something ran, or did not: the causal chain behind one instant of a job's schedule."""
 
 class JobServiceServicer(metaclass=_abc_1.ABCMeta):
     """Creates, changes and reads jobs. Any node answers; a node that does not lead forwards once."""
@@ -159,5 +167,21 @@ class JobServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_job_pb2.ListOccurrencesResponse, _abc.Awaitable[_job_pb2.ListOccurrencesResponse]]:
         """The ledger: what became of each nominal time of a job, oldest first."""
+
+    @_abc_1.abstractmethod
+    def AuditJobs(
+        self,
+        request: _job_pb2.AuditJobsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_job_pb2.AuditJobsResponse, _abc.Awaitable[_job_pb2.AuditJobsResponse]]:
+        """Recomputes schedules outside the state machine and compares them with the ledger, in pages."""
+
+    @_abc_1.abstractmethod
+    def ExplainOccurrence(
+        self,
+        request: _job_pb2.ExplainOccurrenceRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_job_pb2.ExplainOccurrenceResponse, _abc.Awaitable[_job_pb2.ExplainOccurrenceResponse]]:
+        """Why something ran, or did not: the causal chain behind one instant of a job's schedule."""
 
 def add_JobServiceServicer_to_server(servicer: JobServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

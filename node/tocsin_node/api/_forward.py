@@ -53,7 +53,7 @@ CHANNEL_OPTIONS = (
 # Any node answers these by itself; others as well when the request says so, see _is_local.
 LOCAL_METHODS = frozenset({"/tocsin.v1.ClusterService/GetStatus"})
 # A repeat of these changes nothing, so a broken connection leaves nothing open.
-READ_PREFIXES = ("Get", "List", "Preview")
+READ_PREFIXES = ("Audit", "Explain", "Get", "List", "Preview")
 
 UnaryHandler = Callable[[Any, Any], Awaitable[Any]]
 Metadata = tuple[tuple[str, str | bytes], ...]

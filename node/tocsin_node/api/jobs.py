@@ -8,6 +8,7 @@ that of a node which has lost its office without having noticed.
 
 from __future__ import annotations
 
+import dataclasses
 from bisect import bisect_left, bisect_right
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
@@ -19,12 +20,22 @@ from tocsin_node.admission import Faults, Refusal, refuse_field
 from tocsin_node.api import _convert
 from tocsin_node.api._filters import job_filter
 from tocsin_node.api._forward import timeout_s
-from tocsin_node.api._pages import LOOK_EVERY, Page, Slices, SortedNames, decode_token, encode_token
+from tocsin_node.api._history import audit_page, explanation, local_time
+from tocsin_node.api._pages import (
+    LOOK_EVERY,
+    Page,
+    Position,
+    Slices,
+    SortedNames,
+    decode_token,
+    encode_token,
+)
 from tocsin_node.core import command as commands
 from tocsin_node.core.command import Command, Plan, RequestKey, digest
 from tocsin_node.core.model import Job, JobSpec, Run, Schedule, ScheduleKind, utc_name
 from tocsin_node.core.result import Reason
 from tocsin_node.core.state import Ledger
+from tocsin_node.explain import explain, instants_of
 from tocsin_node.replica import Changes, Refused, Replica
 from tocsin_node.schedule import Fire, describe, preview, surprises
 
@@ -52,8 +63,15 @@ Decide = Callable[[], Command | _Known]
 class JobService(job_pb2_grpc.JobServiceServicer):
     """Serves from the replica of this node; which calls reach it, the edge decides."""
 
-    def __init__(self, replica: Replica, slices: Slices) -> None:
+    def __init__(
+        self,
+        replica: Replica,
+        slices: Slices,
+        *,
+        waits_for: Callable[[Run], str] = lambda run: "",
+    ) -> None:
         self._replica = replica
+        self._waits_for = waits_for  # why a run waits, from the leader's memory
         self._slices = slices
         self._names = SortedNames(replica.state.jobs)
         replica.subscribe(self._on_changes)
@@ -432,6 +450,81 @@ class JobService(job_pb2_grpc.JobServiceServicer):
                 response.next_page_token = encode_token((last_ms, ""), *parameters)
                 break
             response.ranges.append(proto)
+        return response
+
+    async def AuditJobs(  # noqa: N802
+        self, request: job_pb2.AuditJobsRequest, context: Any
+    ) -> job_pb2.AuditJobsResponse:
+        faults = Faults()
+        parent = admission.parent(request.parent, "parent", faults, job_allowed=True)
+        from_ms = to_ms = None
+        if request.HasField("from_time"):
+            from_ms = admission.time_ms(request.from_time, "from_time", faults)
+        if request.HasField("to_time"):
+            to_ms = admission.time_ms(request.to_time, "to_time", faults)
+        faults.refuse_if_any()
+        parameters = ("AuditJobs", request.parent, str(from_ms), str(to_ms))
+        position = decode_token(request.page_token, *parameters)
+        await self._fresh(request.stale_ok, context)
+        if parent.job:
+            self._present(parent.job)
+        audits, following = await audit_page(
+            self._replica.state,
+            self._audited_names(parent, position),
+            parent,
+            position=position,
+            after_ms=from_ms,
+            until_ms=to_ms,
+            pace=self._slices.begin(),
+        )
+        response = job_pb2.AuditJobsResponse(audits=audits)
+        if following is not None:
+            response.next_page_token = encode_token(following, *parameters)
+        return response
+
+    async def _audited_names(
+        self, parent: admission.Parent, position: Position | None
+    ) -> AsyncIterator[str]:
+        """The names of jobs in order, from the first of the parent or the position's on."""
+        first = parent.job or (position[1] if position else "")
+        if first:
+            yield first
+        if parent.job:
+            return
+        begin = f"{parent.namespace}/" if parent.namespace else ""
+        async for name in self._names_after(first or begin):
+            yield name
+
+    async def ExplainOccurrence(  # noqa: N802
+        self, request: job_pb2.ExplainOccurrenceRequest, context: Any
+    ) -> job_pb2.ExplainOccurrenceResponse:
+        faults = Faults()
+        name = admission.job_name(request.name, "name", faults)
+        time_ms, local = 0, None
+        if request.HasField("time") == bool(request.local_time):
+            faults.add("time", "give either an instant or a local time")
+        elif request.local_time:
+            local = local_time(request.local_time, "local_time", faults)
+        else:
+            time_ms = admission.time_ms(request.time, "time", faults)
+        faults.refuse_if_any()
+        await self._fresh(request.stale_ok, context)
+        job = self._present(name)
+        instants, note = [time_ms], None
+        if local is not None:
+            instants, note = instants_of(job, local)
+        response = job_pb2.ExplainOccurrenceResponse()
+        for instant_ms in instants:
+            story = explain(
+                self._replica.state,
+                name,
+                instant_ms,
+                now_ms=self._replica.clock.now_ms(),
+                waits_for=self._waits_for,
+            )
+            if note is not None:
+                story = dataclasses.replace(story, steps=(note, *story.steps))
+            response.explanations.append(explanation(story))
         return response
 
     async def _fresh(self, stale_ok: bool, context: Any) -> None:

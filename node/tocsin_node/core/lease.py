@@ -14,6 +14,7 @@ from tocsin_node.core.model import (
     AttemptOutcome,
     Lease,
     Overlap,
+    RefusedReport,
     Run,
     RunState,
 )
@@ -23,6 +24,7 @@ from tocsin_node.core.state import State
 
 RELEASES_MAX = 3  # further assignments given back unstarted use an attempt each
 ATTEMPTS_KEPT = 20  # finished attempts in a run's record
+REFUSED_KEPT = 5  # refused reports in a run's record
 
 
 def blocked(state: State, run: Run, *, now_ms: int) -> Rejected | None:
@@ -104,14 +106,23 @@ def end_attempt(
         outcome,
         error_kind,
         error_message,
+        index,
     )
     kept = (*run.attempts, attempt)[-ATTEMPTS_KEPT:]
     return replace(run, lease=None, attempts=kept, revision=index)
 
 
+def refuse(run: Run, *, token: int, now_ms: int, index: int) -> Run:
+    """The run after a report about it that came too late."""
+    refused = (*run.refused, RefusedReport(token, index, now_ms))[-REFUSED_KEPT:]
+    return replace(run, refused_count=run.refused_count + 1, refused=refused, revision=index)
+
+
 def finish(run: Run, end: RunState, *, now_ms: int, index: int, reason: str = "") -> Run:
     assert end in FINAL_STATES, f"{end} is not an end"
-    return replace(run, state=end, reason=reason, end_time_ms=now_ms, revision=index)
+    return replace(
+        run, state=end, reason=reason, end_time_ms=now_ms, end_index=index, revision=index
+    )
 
 
 def after_failure(

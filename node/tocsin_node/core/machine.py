@@ -53,6 +53,7 @@ from tocsin_node.core.model import (
     Request,
     Run,
     RunState,
+    Term,
     namespace_of,
     utc_name,
 )
@@ -95,7 +96,8 @@ def _apply(state: State, command: Command, granted: set[str]) -> Result:
 
 
 def _begin_term(state: State, command: BeginTerm) -> Result:
-    state.term = max(state.term, command.term)
+    if command.term > state.term:  # else it is a repeat whose first try had counted
+        state.begin_term(Term(command.term, state.index, state.time_ms, command.node_id))
     state.limits = command.limits
     return Applied()
 
@@ -132,6 +134,7 @@ def _create_job(state: State, command: CreateJob) -> Result:
         mark_time_ms=command.plan.mark_time_ms,
         next_time_ms=command.plan.next_time_ms,
         due_time_ms=command.plan.due_time_ms,
+        version_mark_time_ms=command.plan.mark_time_ms,
     )
     state.ledger[job.name] = Ledger(_first_decided_ms(command) - 1)
     state.put_job(job)
@@ -157,9 +160,7 @@ def _update_job(state: State, command: UpdateJob) -> Result:
     if (stale := _stale_plan(job, command)) is not None:
         return stale
     _decide_all(state, job, command.decisions)
-    job = _planned(job, command.plan)
-    job = replace(job, spec=command.spec, version=state.index, update_time_ms=state.time_ms)
-    state.put_job(job)
+    job = _begin_version(state, job, command.plan, spec=command.spec)
     _remember(state, command.request, command.name)
     return Applied(job)
 
@@ -196,11 +197,9 @@ def _pause_job(state: State, command: PauseJob) -> Result:
     if (stale := _stale_plan(job, command)) is not None:
         return stale
     _decide_all(state, job, command.decisions)
-    job = _planned(job, command.plan)
-    job = replace(job, paused=True, pause_note=command.note, version=state.index)
-    state.put_job(replace(job, update_time_ms=state.time_ms))
+    job = _begin_version(state, job, command.plan, paused=True, pause_note=command.note)
     _remember(state, command.request, command.name)
-    return Applied(state.jobs[job.name])
+    return Applied(job)
 
 
 def _resume_job(state: State, command: ResumeJob) -> Result:
@@ -212,11 +211,9 @@ def _resume_job(state: State, command: ResumeJob) -> Result:
     if (stale := _stale_plan(job, command)) is not None:
         return stale
     _decide_all(state, job, command.decisions)
-    job = _planned(job, command.plan)
-    job = replace(job, paused=False, pause_note="", version=state.index)
-    state.put_job(replace(job, update_time_ms=state.time_ms))
+    job = _begin_version(state, job, command.plan, paused=False, pause_note="")
     _remember(state, command.request, command.name)
-    return Applied(state.jobs[job.name])
+    return Applied(job)
 
 
 def _trigger_job(state: State, command: TriggerJob) -> Result:
@@ -245,6 +242,7 @@ def _trigger_job(state: State, command: TriggerJob) -> Result:
         revision=state.index,
         ready_time_ms=state.time_ms,
         payload=command.payload,
+        create_index=state.index,
     )
     state.put_run(run)
     _remember(state, command.request, name)
@@ -378,6 +376,7 @@ def _new_run(state: State, job: Job, decision: Decision, occurrence_ms: int) -> 
         covers_from_ms=decision.behind_from_ms if coalesced else occurrence_ms,
         covers_to_ms=occurrence_ms,
         covers_count=decision.behind_count + 1,
+        create_index=state.index,
     )
 
 
@@ -469,7 +468,7 @@ def _answer_without_lease(state: State, run: Run, command: Complete) -> Result:
     for attempt in reversed(run.attempts):
         if attempt.token == command.token and attempt.outcome is command.outcome:
             return Applied(run, repeated=True)
-    state.put_run(replace(run, refused_count=run.refused_count + 1, revision=state.index))
+    state.put_run(leases.refuse(run, token=command.token, now_ms=state.time_ms, index=state.index))
     return _fenced(run)
 
 
@@ -627,6 +626,21 @@ def _stale_plan(job: Job, command: UpdateJob | PauseJob | ResumeJob | Fire) -> R
     if named == (job.uid, job.version, job.mark_time_ms):
         return None
     return Rejected(Reason.STALE_PLAN, f"job {job.name} changed meanwhile", _etag(job))
+
+
+def _begin_version(state: State, job: Job, plan: Plan, **changes: Any) -> Job:
+    """The next version of a job, from the plan's mark on; what came before stays the last one's."""
+    job = _planned(job, plan)
+    state.end_version(job)
+    job = replace(
+        job,
+        version=state.index,
+        version_mark_time_ms=job.mark_time_ms,
+        update_time_ms=state.time_ms,
+        **changes,
+    )
+    state.put_job(job)
+    return job
 
 
 def _planned(job: Job, plan: Plan) -> Job:

@@ -139,6 +139,7 @@ class Job(Record, frozen=True):
     paused: bool = False
     pause_note: str = ""
     deleted: bool = False  # a tombstone: kept until its last lease ends
+    version_mark_time_ms: int = 0  # the mark that the present version began with
 
 
 class Lease(Record, frozen=True):
@@ -161,6 +162,15 @@ class Attempt(Record, frozen=True):
     outcome: AttemptOutcome
     error_kind: str = ""
     error_message: str = ""
+    end_index: int = 0  # log index of the entry that ended it
+
+
+class RefusedReport(Record, frozen=True):
+    """A report that came after its lease was over."""
+
+    token: int  # that it carried
+    index: int  # log index of the refusal
+    time_ms: int
 
 
 class Run(Record, frozen=True):
@@ -189,6 +199,9 @@ class Run(Record, frozen=True):
     reason: str = ""
     result: bytes = b""
     end_time_ms: int | None = None
+    create_index: int = 0  # log index of the entry that made it
+    refused: tuple[RefusedReport, ...] = ()  # the last few
+    end_index: int = 0  # log index of the entry that ended it
 
 
 class Range(Record, frozen=True):
@@ -202,6 +215,23 @@ class Range(Record, frozen=True):
     reason: str
     version: int
     index: int  # log index of the entry that decided the last of them
+
+
+class Span(Record, frozen=True):
+    """The nominal times that one version of a job's definition decided: (from_ms, until_ms]."""
+
+    version: int
+    from_ms: int
+    until_ms: int
+
+
+class Term(Record, frozen=True):
+    """A leader's time in office."""
+
+    term: int
+    index: int  # log index of its first entry
+    time_ms: int
+    node_id: str
 
 
 class Limits(Record, frozen=True):

@@ -28,10 +28,14 @@ from tocsin_node.core.model import (
     Request,
     Run,
     RunState,
+    Span,
+    Term,
     namespace_of,
 )
 
 SNAPSHOT_VERSION = 1
+SPANS_MAX = 100  # past versions of one job whose nominal times can still be recomputed
+TERMS_MAX = 1_000  # terms whose first entry is known
 
 OrderedSet = dict[str, None]
 _K = TypeVar("_K", bound=Hashable)
@@ -40,17 +44,21 @@ _K = TypeVar("_K", bound=Hashable)
 class Ledger:
     """What became of each nominal time of one job, as merged ranges, oldest first."""
 
-    __slots__ = ("floor_ms", "ranges")
+    __slots__ = ("floor_ms", "ranges", "spans")
 
-    def __init__(self, floor_ms: int, ranges: Iterable[Range] = ()) -> None:
+    def __init__(
+        self, floor_ms: int, ranges: Iterable[Range] = (), spans: tuple[Span, ...] = ()
+    ) -> None:
         self.floor_ms = floor_ms  # it knows every nominal time after this one
         self.ranges = deque(ranges)
+        self.spans = spans  # of past versions, oldest first, each beginning where the last ended
 
     def __eq__(self, other: object) -> bool:
         return (
             isinstance(other, Ledger)
             and self.floor_ms == other.floor_ms
             and self.ranges == other.ranges
+            and self.spans == other.spans
         )
 
     __hash__ = None  # type: ignore[assignment]  # mutable
@@ -103,6 +111,14 @@ class Ledger:
             self.floor_ms = dropped[-1].to_ms
         return dropped
 
+    def forget_spans(self) -> tuple[Span, ...]:
+        """Drops the spans below the floor, and the oldest of too many; returns what it dropped."""
+        first = max(0, len(self.spans) - SPANS_MAX)
+        while first < len(self.spans) and self.spans[first].until_ms <= self.floor_ms:
+            first += 1
+        dropped, self.spans = self.spans[:first], self.spans[first:]
+        return dropped
+
 
 class State:
     """Everything that the log has led to, up to and including entry `index`."""
@@ -110,6 +126,7 @@ class State:
     def __init__(self) -> None:
         self.index = 0
         self.term = 0
+        self.terms: deque[Term] = deque(maxlen=TERMS_MAX)  # oldest first
         self.time_ms = 0  # cluster time: the newest stamp
         self.limits = Limits()
         self.jobs: dict[str, Job] = {}
@@ -176,6 +193,10 @@ class State:
 
     # -- changes, for machine.py alone -------------------------------------------------------------
 
+    def begin_term(self, term: Term) -> None:
+        self.term = term.term
+        self.terms.append(term)
+
     def put_job(self, job: Job) -> None:
         before = self.jobs.get(job.name)
         if before is not None:
@@ -191,6 +212,18 @@ class State:
         self._index_due(job)
         self.changed_jobs[job.name] = None
 
+    def end_version(self, job: Job) -> None:
+        """Notes which nominal times a job's present version decided, before the next one begins."""
+        span = Span(job.version, job.version_mark_time_ms, job.mark_time_ms)
+        ledger = self.ledger[job.name]
+        ledger.spans = (*ledger.spans, span)
+        self._use_version((job.name, span.version), +1)
+        self._forget_spans(job.name, ledger)
+
+    def _forget_spans(self, name: str, ledger: Ledger) -> None:
+        for gone in ledger.forget_spans():
+            self._use_version((name, gone.version), -1)
+
     def drop_job(self, name: str) -> None:
         """Removes a job with its runs and its ledger."""
         for run in list(self.runs_by_job.get(name, ())):
@@ -200,8 +233,11 @@ class State:
         self._unindex_due(job)
         self._use_version((name, job.version), -1)
         ledger = self.ledger.pop(name, None)
-        for gone in ledger.ranges if ledger else ():
-            self._use_version((name, gone.version), -1)
+        if ledger is not None:
+            for version in [each.version for each in ledger.ranges]:
+                self._use_version((name, version), -1)
+            for version in [each.version for each in ledger.spans]:
+                self._use_version((name, version), -1)
         self.changed_jobs[name] = None
 
     def put_run(self, run: Run) -> None:
@@ -231,8 +267,11 @@ class State:
         ledger = self.ledger[job.name]
         if ledger.add(new) is None:
             self._use_version((job.name, new.version), +1)
-        for gone in ledger.forget(self.time_ms - self.limits.ledger_window_ms):
+        dropped = ledger.forget(self.time_ms - self.limits.ledger_window_ms)
+        for gone in dropped:
             self._use_version((job.name, gone.version), -1)
+        if dropped and ledger.spans:
+            self._forget_spans(job.name, ledger)
 
     def rewrite_ranges(
         self, job: str, run: str, from_ms: int, to_ms: int, change: Callable[[Range], Range]
@@ -315,6 +354,8 @@ class _Snapshot(Record, frozen=True):
     ended_order: list[str]  # in order of their end
     ledger: list[tuple[str, int, list[Range]]]  # job, floor, ranges
     requests: list[tuple[str, Request]]
+    spans: tuple[tuple[str, tuple[Span, ...]], ...] = ()  # by job, of those that have any
+    terms: tuple[Term, ...] = ()
 
 
 def snapshot(state: State) -> bytes:
@@ -337,6 +378,12 @@ def snapshot(state: State) -> bytes:
                 for job in sorted(state.ledger)
             ],
             list(state.requests.items()),
+            tuple(
+                (job, state.ledger[job].spans)
+                for job in sorted(state.ledger)
+                if state.ledger[job].spans
+            ),
+            tuple(state.terms),
         )
     )
 
@@ -366,6 +413,11 @@ def restore(data: bytes) -> State:
         state.ledger[name] = Ledger(floor_ms, ranges)
         for kept in ranges:
             state._use_version((name, kept.version), +1)
+    for name, spans in stored.spans:
+        state.ledger[name].spans = spans
+        for span in spans:
+            state._use_version((name, span.version), +1)
+    state.terms.extend(stored.terms)
     for run in stored.runs:
         state.runs[run.name] = run
         state._use_version((run.job, run.version), +1)

@@ -16,7 +16,7 @@ from tocsin_node.schedule.errors import BadSchedule
 from tocsin_node.schedule.fires import FOLD_RULES, GAP_RULES, next_fires
 from tocsin_node.schedule.timetable import ScheduleSpec, Timetable, jitter_ms, validate_schedule
 from tocsin_node.schedule.words import Fire, describe, preview, surprises
-from tocsin_node.schedule.zone import tzdata_version, use_packaged_zones
+from tocsin_node.schedule.zone import load_zone, tzdata_version, use_packaged_zones
 
 __all__ = [
     "FOLD_RULES",
@@ -28,6 +28,7 @@ __all__ = [
     "Timetable",
     "describe",
     "jitter_ms",
+    "load_zone",
     "next_fires",
     "parse_cron",
     "preview",

@@ -193,6 +193,18 @@ class Timetable:
             count, previous = count + 1, time_s
         return count, True
 
+    def between(self, after_ms: int, until_ms: int) -> Iterator[int]:
+        """The occurrences in (after_ms, until_ms], in order; costs as `count_between`."""
+        after_s, until_s = after_ms // 1000, until_ms // 1000
+        walks = [source.iterate_s(after_s) for source in self._sources]
+        previous = after_s
+        for time_s in walks[0] if len(walks) == 1 else merge(*walks):
+            if time_s > until_s:
+                return
+            if time_s != previous:
+                previous = time_s
+                yield time_s * 1000
+
     def local_time(self, time_ms: int) -> str:
         """An instant on the clock of the first schedule's zone, as "2027-03-13 02:30 EST"."""
         return local_text(self._zone, time_ms // 1000)

@@ -1,0 +1,155 @@
+"""`tocsin job audit` and `tocsin job explain`: is the ledger whole, and why did something happen.
+
+What is compared and told is the cluster's; this module only reads and prints.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+import click
+
+from tocsin.cli import _output
+from tocsin.cli._duration import INSTANT, in_zone, shown_instant
+from tocsin.cli._json import as_json
+from tocsin.cli._options import Settings, global_options, pass_settings
+from tocsin.cli._output import Column
+from tocsin.types import AuditFault, Explanation, JobAudit
+
+FAULT_EXIT_CODE = 4
+
+
+@click.command(short_help="Check that nothing was lost or doubled.")
+@click.argument("name", required=False, default="")
+@click.option(
+    "--from",
+    "from_time",
+    type=INSTANT,
+    metavar="TIME",
+    help="Times after this one.  [default: as far back as can be recomputed]",
+)
+@click.option(
+    "--to",
+    "to_time",
+    type=INSTANT,
+    metavar="TIME",
+    help="Up to here, inclusive.  [default: the last decided one]",
+)
+@global_options
+@pass_settings
+@click.pass_context
+def audit(
+    ctx: click.Context,
+    settings: Settings,
+    /,
+    *,
+    name: str,
+    from_time: datetime | None,
+    to_time: datetime | None,
+) -> None:
+    """Recompute schedules and compare them with the ledger: exactly one outcome for each time.
+
+    NAME is a job or a namespace; without it every job is audited. Each version of a job is asked
+    for the times that it governed. Exits with 4 if anything is missing, doubled or too much.
+
+    \b
+    Examples:
+      tocsin job audit billing/report
+      tocsin job audit --from 2026-11-01T00:00:00Z
+    """
+    with settings.client() as client:
+        audits = client.audit_jobs(
+            name,
+            from_time=from_time and in_zone(from_time, None, option="--from"),
+            to_time=to_time and in_zone(to_time, None, option="--to"),
+        )
+    _output.show_list(
+        settings,
+        audits,
+        [
+            Column("JOB", lambda item: item.name),
+            Column("AFTER", lambda item: shown_instant(item.from_time)),
+            Column("UP TO", lambda item: shown_instant(item.through_time)),
+            Column("TIMES", lambda item: str(item.occurrence_count), right=True),
+            Column("FAULTS", lambda item: str(item.fault_count), right=True),
+        ],
+        to_json=as_json,
+        name=lambda item: item.name,
+        empty="no job to audit",
+    )
+    faults = sum(item.fault_count for item in audits)
+    if not faults:
+        return
+    if settings.output == "table":
+        for item in audits:
+            _print_faults(item)
+    _output.note(f"{faults} faults: the ledger is not what the schedules say")
+    ctx.exit(FAULT_EXIT_CODE)
+
+
+def _print_faults(item: JobAudit) -> None:
+    for fault in item.faults:
+        click.echo(_output.safe(f"{item.name}: {_fault_words(fault)}"))
+    if item.fault_count > len(item.faults):
+        _output.note(f"{item.name}: and {item.fault_count - len(item.faults)} more")
+
+
+def _fault_words(fault: AuditFault) -> str:
+    span = shown_instant(fault.from_time)
+    if fault.to_time != fault.from_time:
+        span += f" to {shown_instant(fault.to_time)}"
+    return f"{fault.kind} {span}: {fault.message}"
+
+
+@click.command(short_help="Tell why a job ran at a time, or did not.")
+@click.argument("name")
+@click.argument("time", type=INSTANT)
+@global_options
+@pass_settings
+def explain(settings: Settings, /, *, name: str, time: datetime) -> None:
+    """Tell why a job ran at TIME, or did not, by log index.
+
+    TIME is an instant such as 2026-11-29T02:30:00Z, or, without an offset, a time on the clock of
+    the job's cron schedule. Shows which version governed it, what a clock change did to it, what
+    was decided, who held its run under which token, which reports were refused, and who led.
+
+    \b
+    Examples:
+      tocsin job explain billing/report 2027-03-14T02:30
+      tocsin job explain hello 2026-11-29T07:00:05Z -o json
+    """
+    with settings.client() as client:
+        found = client.explain(name, time)
+    if settings.output == "table":
+        for number, story in enumerate(found):
+            if number:
+                click.echo()
+            _print_story(story)
+        return
+    _output.show_list(
+        settings,
+        found,
+        [],
+        to_json=as_json,
+        name=lambda story: story.run or shown_instant(story.time),
+        empty="",
+    )
+
+
+def _print_story(story: Explanation) -> None:
+    outcome = story.outcome if story.outcome != "UNKNOWN" else "nothing decided"
+    if not story.is_nominal:
+        outcome = "no nominal time"
+    click.echo(_output.safe(f"{shown_instant(story.time)}: {outcome}"))
+    _output.table(
+        ["LOG INDEX", "TIME", "WHAT"],
+        [
+            [
+                str(step.log_index or "-"),
+                shown_instant(step.time) if step.time else "-",
+                step.text + (f" [token {step.fencing_token}]" if step.fencing_token else ""),
+            ]
+            for step in story.steps
+        ],
+        right=[True, False, False],
+    )
