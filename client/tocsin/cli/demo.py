@@ -7,12 +7,15 @@ import importlib
 import click
 
 from tocsin.cli._needs_node import need_node
+from tocsin.cli._options import Settings, config_option, pass_settings
 
 
-@click.command(context_settings={"ignore_unknown_options": True})
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+@click.command()
+@click.option("--keep", is_flag=True, help="Keep the scratch folder, with its logs.")
+@config_option
+@pass_settings
 @click.pass_context
-def demo(ctx: click.Context, arguments: tuple[str, ...]) -> None:
+def demo(ctx: click.Context, settings: Settings, /, *, keep: bool) -> None:
     """Watch a cluster survive the death of its leader: about a minute, in a scratch folder.
 
     Starts three nodes and two workers, imports a crontab, kills the leader, freezes a worker, and
@@ -24,4 +27,6 @@ def demo(ctx: click.Context, arguments: tuple[str, ...]) -> None:
       tocsin demo
     """
     need_node("tocsin demo")
-    ctx.exit(importlib.import_module("tocsin_node.demo.story").main(list(arguments)))
+    arguments = ["-c", str(settings.config)] if settings.config else []
+    main = importlib.import_module("tocsin_node.demo.story").main
+    ctx.exit(main([*arguments, "--keep"] if keep else arguments))
