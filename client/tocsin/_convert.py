@@ -99,6 +99,7 @@ def to_job(job: Job) -> job_pb2.Job:
         misfire_policy=_to_enum(job_pb2.MisfirePolicy, job.misfire_policy),
         catchup_limit=job.catchup_limit,
         labels=job.labels,
+        max_runs=job.max_runs,
     )
     if job.retry_policy is not None:
         message.retry_policy.CopyFrom(_to_retry_policy(job.retry_policy))
@@ -140,6 +141,9 @@ def from_job(message: job_pb2.Job) -> Job:
         update_time=optional_time(message, "update_time"),
         mark_time=optional_time(message, "mark_time"),
         active_run_count=message.active_run_count,
+        max_runs=message.max_runs,
+        finished=message.finished,
+        occurrence_run_count=message.occurrence_run_count,
     )
 
 

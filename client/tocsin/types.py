@@ -151,9 +151,10 @@ class Job:
         handler: name of the code that a worker runs.
         schedules: none: the job runs only when triggered.
         payload: bytes, given to the handler; `Job.json(...)` makes one of keyword arguments.
+        max_runs: the job is finished when this many occurrences ran or were covered; 0: no end.
         uid, etag, paused, pause_note, next_fire_time, create_time, update_time, mark_time,
-            active_run_count: out. An etag that is not 0 makes `apply_job` refuse a job that
-            changed since.
+            active_run_count, finished, occurrence_run_count: out. An etag that is not 0 makes
+            `apply_job` refuse a job that changed since.
     """
 
     name: str
@@ -172,6 +173,7 @@ class Job:
     catchup_limit: int = 0
     labels: Mapping[str, str] = field(default_factory=dict)
     jitter: timedelta | None = None
+    max_runs: int = 0
     uid: int = 0
     etag: int = 0
     paused: bool = False
@@ -181,6 +183,8 @@ class Job:
     update_time: datetime | None = None
     mark_time: datetime | None = None
     active_run_count: int = 0
+    finished: bool = False
+    occurrence_run_count: int = 0
 
     def __post_init__(self) -> None:
         # Policies may be written as plain text; a name that there is none of is a ValueError.

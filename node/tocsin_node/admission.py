@@ -38,6 +38,7 @@ SCHEDULES_MAX = 16
 LABELS_MAX = 32
 LABEL_CHARS_MAX = 63
 ERROR_KINDS_MAX = 32
+MAX_RUNS_MAX = 1_000_000_000
 ERROR_KIND_CHARS_MAX = 128
 CONTENT_TYPE_CHARS_MAX = 128
 NOTE_CHARS_MAX = 256
@@ -391,6 +392,7 @@ def job_spec(job: job_pb2.Job, faults: Faults, config: Config, *, field: str = "
         ),
         priority=_priority(job, field, faults),
         labels=_labels(job.labels, f"{field}.labels", faults),
+        max_runs=_max_runs(job.max_runs, f"{field}.max_runs", faults),
     )
 
 
@@ -526,6 +528,12 @@ def _priority(job: job_pb2.Job, field: str, faults: Faults) -> int:
     if not 0 <= job.priority <= 9:
         faults.expected(f"{field}.priority", job.priority, "0 (low) to 9 (high)")
     return job.priority
+
+
+def _max_runs(value: int, field: str, faults: Faults) -> int:
+    if not 0 <= value <= MAX_RUNS_MAX:
+        faults.expected(field, value, f"1 to {MAX_RUNS_MAX}, or 0 for no end")
+    return value
 
 
 def _labels(labels: Mapping[str, str], field: str, faults: Faults) -> tuple[tuple[str, str], ...]:

@@ -77,7 +77,7 @@ def settle(job: Job, now_ms: int) -> tuple[tuple[Decision, ...], Plan]:
     Raises:
         Backlog: there are more than `SETTLE_MAX`; try again when the ticker has decided them.
     """
-    if job.paused:
+    if job.paused or job.used_up:
         decisions = _passed_over(job, now_ms)
     else:
         decisions, plan = _decide(job, until_ms=now_ms, now_ms=now_ms, most=SETTLE_MAX)
@@ -93,6 +93,8 @@ def resume(job: Job, now_ms: int) -> tuple[tuple[Decision, ...], Plan]:
 
     What is more than an entry can hold is left to the ticker, which goes on from the plan's mark.
     """
+    if job.used_up:
+        return settle(job, now_ms)
     decisions, plan = _decide(job, until_ms=now_ms, now_ms=now_ms, most=SETTLE_MAX)
     if plan.next_time_ms is not None and plan.next_time_ms <= now_ms:
         return decisions, plan
@@ -172,18 +174,26 @@ def _misfired(job: Job, table: Timetable, until_ms: int) -> tuple[list[Decision]
 
 
 def _passed_over(job: Job, now_ms: int) -> tuple[Decision, ...]:
-    """The nominal times that came and went while the job was paused, as skipped."""
+    """The nominal times that came and went while the job was paused or finished, as skipped."""
     table = _timetable(job.spec, job.anchor_time_ms)
     last_ms = table.latest_at_or_before(now_ms, job.mark_time_ms)
     if last_ms is None:
         return ()
     first_ms = table.next_after(job.mark_time_ms)
     assert first_ms is not None, f"{job.name}: a last time without a first"
-    return (_behind(table, job.mark_time_ms, first_ms, last_ms, Outcome.SKIPPED),)
+    reason = "max_runs" if job.used_up else ""
+    skipped = _behind(table, job.mark_time_ms, first_ms, last_ms, Outcome.SKIPPED, reason=reason)
+    return (skipped,)
 
 
 def _behind(
-    table: Timetable, mark_ms: int, first_ms: int, last_ms: int, outcome: Outcome
+    table: Timetable,
+    mark_ms: int,
+    first_ms: int,
+    last_ms: int,
+    outcome: Outcome,
+    *,
+    reason: str = "",
 ) -> Decision:
     count, _ = table.count_between(mark_ms, last_ms, COUNT_EXACT_MAX)
     return Decision(
@@ -192,6 +202,7 @@ def _behind(
         behind_to_ms=last_ms,
         behind_count=count,
         behind_outcome=outcome,
+        behind_reason=reason,
     )
 
 

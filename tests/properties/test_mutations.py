@@ -131,19 +131,19 @@ MUTATIONS = (
         "an edit does not settle",
         machine._update_job,
         "_decide_all(state, job, command.decisions)",
-        "pass",
+        "job",
     ),
     Mutation(
         "a pause does not settle",
         machine._pause_job,
         "_decide_all(state, job, command.decisions)",
-        "pass",
+        "job",
     ),
     Mutation(
         "a resume does not decide",
         machine._resume_job,
         "_decide_all(state, job, command.decisions)",
-        "pass",
+        "job",
     ),
     Mutation(
         "a plan for another mark counts",
@@ -162,6 +162,12 @@ MUTATIONS = (
         Ledger.add,
         "last is not None and _alike(last, new)",
         "last is not None",
+    ),
+    Mutation(
+        "a job that has used up its runs goes on",
+        machine._decide_all,
+        "0 < job.spec.max_runs <= run_count",
+        "False",
     ),
     # -- the start deadline
     Mutation(

@@ -256,6 +256,7 @@ class World:
             catchup_limit=self.random.choice((1, 3)),
             jitter_ms=self.random.choice((0, 0, 4_000)),
             start_deadline_ms=self.random.choice((None, None, 0, 20_000)),
+            max_runs=self.random.choice((0, 0, 0, 2, 9)),
             retry=RetryPolicy(
                 self.random.choice((1, 2, 3)), 1_000, 2_000, 5_000, non_retryable_errors=("Fatal",)
             ),
@@ -367,6 +368,7 @@ class World:
             self.check_deadline(before, after)
         for job in self.state.changed_jobs:
             self.check_overlap(job, runs)
+            self.check_max_runs(job, runs, jobs)
 
     def check_deadline(self, before: Run, after: Run) -> None:
         """A run that never started starts by its deadline, or is ended after it."""
@@ -396,6 +398,19 @@ class World:
             if run.name not in before and run.nominal_time_ms is not None and skips:
                 others = [other.name for other in under_way if other.name in before]
                 assert not others, f"{run.name} was made beside {others}"
+
+    def check_max_runs(self, name: str, runs: dict[str, Run], jobs: dict[str, Job]) -> None:
+        """No occurrence runs once a job has used up its runs, and it is not due again."""
+        before, after = jobs.get(name), self.state.jobs.get(name)
+        if after is None:
+            return
+        assert not after.used_up or after.next_time_ms is None, f"{name} is to go on"
+        if before is None or before.uid != after.uid or not before.spec.max_runs:
+            return
+        mine = [self.state.runs[run] for run in self.state.runs_by_job.get(name, ())]
+        fresh = [r for r in mine if r.name not in runs and r.nominal_time_ms is not None]
+        left = max(0, before.spec.max_runs - before.run_count)
+        assert len(fresh) <= left, f"{name} has {left} runs left, and got {len(fresh)}"
 
     def note_grant(self, name: str) -> None:
         run = self.state.runs.get(name)

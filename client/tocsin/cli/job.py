@@ -234,6 +234,11 @@ def schedules_of(options: Mapping[str, Any]) -> list[Schedule]:
     help="Spread over this window, by a stable offset.  [default: none]",
 )
 @click.option(
+    "--max-runs",
+    type=click.IntRange(1, 1_000_000_000),
+    help="Finish when this many of its times ran or were covered.  [default: no end]",
+)
+@click.option(
     "--label",
     "labels",
     multiple=True,
@@ -302,6 +307,7 @@ def _definition(name: str, options: Mapping[str, Any]) -> Job:
         catchup_limit=options["catchup_limit"] or 0,
         labels=options["labels"],
         jitter=options["jitter"],
+        max_runs=options["max_runs"] or 0,
     )
 
 
@@ -408,6 +414,7 @@ def _print_job(job: Job) -> None:
             ("lease", shown_duration(job.lease_duration)),
             ("attempt timeout", shown_duration(job.attempt_timeout)),
             ("jitter", shown_duration(job.jitter)),
+            ("max runs", f"{job.occurrence_run_count} of {job.max_runs}" if job.max_runs else "-"),
             ("labels", labels or "-"),
             ("uid, etag", f"{job.uid}, {job.etag}"),
             ("created", shown_instant(job.create_time)),
@@ -419,7 +426,7 @@ def _print_job(job: Job) -> None:
 def _shown_next(job: Job) -> str:
     if job.paused:
         return f"paused: {job.pause_note}" if job.pause_note else "paused"
-    return shown_instant(job.next_fire_time)
+    return "finished" if job.finished else shown_instant(job.next_fire_time)
 
 
 def _shown_retry(retry: RetryPolicy) -> str:
@@ -698,6 +705,8 @@ def _when(job: Job) -> str:
         return "paused" + (f" ({job.pause_note})" if job.pause_note else "")
     if not job.schedules:
         return "runs when triggered"
+    if job.finished:
+        return f"{_schedule_words(job.schedules)}, finished"
     following = f", next {shown_instant(job.next_fire_time)}" if job.next_fire_time else ""
     return _schedule_words(job.schedules) + following
 

@@ -242,6 +242,9 @@ class Job(_message.Message):
     UPDATE_TIME_FIELD_NUMBER: _builtins.int
     MARK_TIME_FIELD_NUMBER: _builtins.int
     ACTIVE_RUN_COUNT_FIELD_NUMBER: _builtins.int
+    MAX_RUNS_FIELD_NUMBER: _builtins.int
+    FINISHED_FIELD_NUMBER: _builtins.int
+    OCCURRENCE_RUN_COUNT_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """`{namespace}/{job}`, each part `[a-z0-9][a-z0-9._-]{0,62}`; namespace `default` may be left out."""
     uid: _builtins.int
@@ -268,6 +271,16 @@ class Job(_message.Message):
     """Why, as given to PauseJob. Out."""
     active_run_count: _builtins.int
     """Runs that are PENDING, LEASED or in RETRY_WAIT. Out."""
+    max_runs: _builtins.int
+    """The job is finished when this many occurrences ran or were covered; default 0: no end.
+    Skipped and missed ones do not count. A late run that reaches it may cover more.
+    """
+    finished: _builtins.bool
+    """It has schedules, and no nominal time will come any more: all are past their end, or `max_runs`
+    is used up. Out.
+    """
+    occurrence_run_count: _builtins.int
+    """Occurrences that ran or were covered, over all versions of the definition. Out."""
     @_builtins.property
     def schedules(self) -> _containers.RepeatedCompositeFieldContainer[Global___Schedule]:
         """0..16; none: runs only when triggered. Times where several meet are one occurrence."""
@@ -336,10 +349,13 @@ class Job(_message.Message):
         update_time: _timestamp_pb2.Timestamp | None = ...,
         mark_time: _timestamp_pb2.Timestamp | None = ...,
         active_run_count: _builtins.int = ...,
+        max_runs: _builtins.int = ...,
+        finished: _builtins.bool = ...,
+        occurrence_run_count: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_priority", b"_priority", "attempt_timeout", b"attempt_timeout", "create_time", b"create_time", "jitter", b"jitter", "lease_duration", b"lease_duration", "mark_time", b"mark_time", "misfire_grace", b"misfire_grace", "next_fire_time", b"next_fire_time", "priority", b"priority", "retry_policy", b"retry_policy", "update_time", b"update_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_priority", b"_priority", "active_run_count", b"active_run_count", "attempt_timeout", b"attempt_timeout", "catchup_limit", b"catchup_limit", "content_type", b"content_type", "create_time", b"create_time", "etag", b"etag", "handler", b"handler", "jitter", b"jitter", "labels", b"labels", "lease_duration", b"lease_duration", "mark_time", b"mark_time", "misfire_grace", b"misfire_grace", "misfire_policy", b"misfire_policy", "name", b"name", "next_fire_time", b"next_fire_time", "overlap_policy", b"overlap_policy", "pause_note", b"pause_note", "paused", b"paused", "payload", b"payload", "priority", b"priority", "queue", b"queue", "retry_policy", b"retry_policy", "schedules", b"schedules", "uid", b"uid", "update_time", b"update_time"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_priority", b"_priority", "active_run_count", b"active_run_count", "attempt_timeout", b"attempt_timeout", "catchup_limit", b"catchup_limit", "content_type", b"content_type", "create_time", b"create_time", "etag", b"etag", "finished", b"finished", "handler", b"handler", "jitter", b"jitter", "labels", b"labels", "lease_duration", b"lease_duration", "mark_time", b"mark_time", "max_runs", b"max_runs", "misfire_grace", b"misfire_grace", "misfire_policy", b"misfire_policy", "name", b"name", "next_fire_time", b"next_fire_time", "occurrence_run_count", b"occurrence_run_count", "overlap_policy", b"overlap_policy", "pause_note", b"pause_note", "paused", b"paused", "payload", b"payload", "priority", b"priority", "queue", b"queue", "retry_policy", b"retry_policy", "schedules", b"schedules", "uid", b"uid", "update_time", b"update_time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__priority: _TypeAlias = _typing.Literal["priority"]  # noqa: Y015
     _WhichOneofArgType__priority: _TypeAlias = _typing.Literal["_priority", b"_priority"]  # noqa: Y015
@@ -1030,7 +1046,7 @@ class OccurrenceRange(_message.Message):
     run: _builtins.str
     """The covering run, for COALESCED."""
     reason: _builtins.str
-    """`overlap`, `pause`, `deadline` or `misfire`, for SKIPPED and MISSED."""
+    """`overlap`, `pause`, `deadline`, `max_runs`, `exclusion` or `misfire`, for SKIPPED and MISSED."""
     job_version: _builtins.int
     """Version of the definition that named these times."""
     log_index: _builtins.int

@@ -100,6 +100,8 @@ def job(state: State, stored: Job) -> job_pb2.Job:
     put_time(proto.create_time, stored.create_time_ms)
     put_time(proto.update_time, stored.update_time_ms)
     put_time(proto.mark_time, stored.mark_time_ms)
+    proto.finished = stored.finished
+    proto.occurrence_run_count = stored.run_count
     proto.active_run_count = len(state.active.get(stored.name, ())) + len(
         state.pending.get(stored.name, ())
     )
@@ -119,6 +121,7 @@ def definition(name: str, spec: JobSpec) -> job_pb2.Job:
         misfire_policy=MISFIRE[spec.misfire],
         catchup_limit=spec.catchup_limit,
         labels=dict(spec.labels),
+        max_runs=spec.max_runs,
     )
     for one in spec.schedules:
         _schedule(proto.schedules.add(), one)

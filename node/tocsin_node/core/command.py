@@ -29,6 +29,7 @@ class Decision(Record, frozen=True):
     behind_to_ms: int = 0
     behind_count: int = 0  # 0: none
     behind_outcome: Outcome = Outcome.COALESCED
+    behind_reason: str = ""  # for SKIPPED, if it is not a pause
 
 
 class Plan(Record, frozen=True):

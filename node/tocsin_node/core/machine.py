@@ -63,6 +63,7 @@ from tocsin_node.core.state import Ledger, State
 _BEHIND_REASONS = {Outcome.MISSED: "misfire", Outcome.SKIPPED: "pause"}
 DEADLINE = "deadline"  # why the ledger says SKIPPED of what started too late
 LAPSED = "start deadline passed"
+USED_UP = "max_runs"  # why the ledger says SKIPPED of what came after the last run
 QUEUE_ALL_MAX = 100  # runs of one job that wait under `queue_all`; the last one covers the rest
 
 
@@ -138,7 +139,8 @@ def _create_job(state: State, command: CreateJob) -> Result:
     )
     state.ledger[job.name] = Ledger(_first_decided_ms(command) - 1)
     state.put_job(job)
-    _decide_all(state, job, command.decisions)
+    job = _planned(_decide_all(state, job, command.decisions), command.plan)
+    state.put_job(job)
     _remember(state, command.request, command.name)
     return Applied(job)
 
@@ -159,7 +161,7 @@ def _update_job(state: State, command: UpdateJob) -> Result:
         return _no_job(command.name)
     if (stale := _stale_plan(job, command)) is not None:
         return stale
-    _decide_all(state, job, command.decisions)
+    job = _decide_all(state, job, command.decisions)
     job = _begin_version(state, job, command.plan, spec=command.spec)
     _remember(state, command.request, command.name)
     return Applied(job)
@@ -196,7 +198,7 @@ def _pause_job(state: State, command: PauseJob) -> Result:
         return _no_job(command.name)
     if (stale := _stale_plan(job, command)) is not None:
         return stale
-    _decide_all(state, job, command.decisions)
+    job = _decide_all(state, job, command.decisions)
     job = _begin_version(state, job, command.plan, paused=True, pause_note=command.note)
     _remember(state, command.request, command.name)
     return Applied(job)
@@ -210,7 +212,7 @@ def _resume_job(state: State, command: ResumeJob) -> Result:
         return _no_job(command.name)
     if (stale := _stale_plan(job, command)) is not None:
         return stale
-    _decide_all(state, job, command.decisions)
+    job = _decide_all(state, job, command.decisions)
     job = _begin_version(state, job, command.plan, paused=False, pause_note="")
     _remember(state, command.request, command.name)
     return Applied(job)
@@ -262,34 +264,51 @@ def _fire(state: State, command: Fire) -> Result:
         return stale
     if any(decision.due_time_ms > state.time_ms for decision in command.decisions):
         return Rejected(Reason.NOT_DUE, f"an occurrence of {job.name} is not due yet")
-    _decide_all(state, job, command.decisions)
+    job = _decide_all(state, job, command.decisions)
     state.put_job(_planned(job, command.plan))
     return Applied()
 
 
-def _decide_all(state: State, job: Job, decisions: tuple[Decision, ...]) -> None:
+def _decide_all(state: State, job: Job, decisions: tuple[Decision, ...]) -> Job:
+    """Decides in order; the job with what that used of `max_runs`, still without a new plan."""
+    run_count = job.run_count
     for decision in decisions:
-        _decide(state, job, decision)
+        used_up = 0 < job.spec.max_runs <= run_count
+        run_count += _decide(state, job, decision, used_up=used_up)
+    return job if run_count == job.run_count else replace(job, run_count=run_count)
 
 
-def _decide(state: State, job: Job, decision: Decision) -> None:
-    """Writes what becomes of each nominal time of the decision, and makes its run, if any."""
+def _decide(state: State, job: Job, decision: Decision, *, used_up: bool) -> int:
+    """Writes what becomes of each nominal time of the decision, and makes its run, if any.
+
+    Args:
+        used_up: `max_runs` allows no further run.
+
+    Returns:
+        How many occurrences run or are covered.
+    """
     if decision.behind_outcome in _BEHIND_REASONS:
         outcome = decision.behind_outcome
-        _record_behind(state, job, decision, outcome, reason=_BEHIND_REASONS[outcome])
+        reason = decision.behind_reason or _BEHIND_REASONS[outcome]
+        _record_behind(state, job, decision, outcome, reason=reason)
         decision = replace(decision, behind_count=0)
     occurrence_ms = decision.occurrence_ms
     if occurrence_ms is None:
-        return
+        return 0
+    if used_up:
+        _record_behind(state, job, decision, Outcome.SKIPPED, reason=USED_UP)
+        _record(state, job, occurrence_ms, Outcome.SKIPPED, reason=USED_UP)
+        return 0
     if _starts_too_late(state, job, decision):
         _record_behind(state, job, decision, Outcome.SKIPPED, reason=DEADLINE)
         _record(state, job, occurrence_ms, Outcome.SKIPPED, reason=DEADLINE)
-        return
+        return 0
     covering = _overlap(state, job)
     if covering is None:
         _record_behind(state, job, decision, Outcome.SKIPPED, reason="overlap")
         _record(state, job, occurrence_ms, Outcome.SKIPPED, reason="overlap")
-    elif covering:
+        return 0
+    if covering:
         _record_behind(state, job, decision, Outcome.COALESCED, run=covering)
         _record(state, job, occurrence_ms, Outcome.COALESCED, run=covering)
         run = state.runs[covering]
@@ -307,6 +326,7 @@ def _decide(state: State, job: Job, decision: Decision) -> None:
         _record(state, job, occurrence_ms, Outcome.RUN, run=_open_name(job, run))
         if run.name not in state.runs:  # firing the same occurrence twice is a no-op
             state.put_run(run)
+    return decision.behind_count + 1
 
 
 def _starts_too_late(state: State, job: Job, decision: Decision) -> bool:
@@ -630,7 +650,7 @@ def _stale_plan(job: Job, command: UpdateJob | PauseJob | ResumeJob | Fire) -> R
 
 def _begin_version(state: State, job: Job, plan: Plan, **changes: Any) -> Job:
     """The next version of a job, from the plan's mark on; what came before stays the last one's."""
-    job = _planned(job, plan)
+    job = replace(job, mark_time_ms=max(job.mark_time_ms, plan.mark_time_ms))
     state.end_version(job)
     job = replace(
         job,
@@ -639,16 +659,19 @@ def _begin_version(state: State, job: Job, plan: Plan, **changes: Any) -> Job:
         update_time_ms=state.time_ms,
         **changes,
     )
+    job = _planned(job, plan)
     state.put_job(job)
     return job
 
 
 def _planned(job: Job, plan: Plan) -> Job:
+    """The job with a plan. Once `max_runs` is used up no further time comes, and the mark rests."""
+    finished = job.used_up
     return replace(
         job,
         mark_time_ms=max(job.mark_time_ms, plan.mark_time_ms),
-        next_time_ms=plan.next_time_ms,
-        due_time_ms=plan.due_time_ms,
+        next_time_ms=None if finished else plan.next_time_ms,
+        due_time_ms=None if finished else plan.due_time_ms,
     )
 
 

@@ -123,6 +123,7 @@ class JobSpec(Record, frozen=True):
     priority: int = 5
     labels: tuple[tuple[str, str], ...] = ()  # sorted by key
     start_deadline_ms: int | None = None  # after the due time; not started by then: never
+    max_runs: int = 0  # occurrences that ran or were covered, until the job is finished; 0: no end
 
 
 class Job(Record, frozen=True):
@@ -140,6 +141,17 @@ class Job(Record, frozen=True):
     pause_note: str = ""
     deleted: bool = False  # a tombstone: kept until its last lease ends
     version_mark_time_ms: int = 0  # the mark that the present version began with
+    run_count: int = 0  # occurrences that got a run of their own or were covered
+
+    @property
+    def used_up(self) -> bool:
+        """Whether `max_runs` allows no further run."""
+        return 0 < self.spec.max_runs <= self.run_count
+
+    @property
+    def finished(self) -> bool:
+        """Whether it had nominal times to come, and has none any more."""
+        return bool(self.spec.schedules) and self.next_time_ms is None
 
 
 class Lease(Record, frozen=True):
