@@ -29,7 +29,14 @@ from grpc_status import rpc_status
 from tocsin import _retry
 from tocsin._retry import Again, Failure, Retry
 from tocsin.errors import ApiError, ConfigError
-from tocsin.v1 import cluster_pb2_grpc, job_pb2_grpc, run_pb2_grpc, worker_pb2, worker_pb2_grpc
+from tocsin.v1 import (
+    cluster_pb2_grpc,
+    fence_pb2_grpc,
+    job_pb2_grpc,
+    run_pb2_grpc,
+    worker_pb2,
+    worker_pb2_grpc,
+)
 
 if TYPE_CHECKING:
     from grpc.aio import UnaryStreamMultiCallable, UnaryUnaryMultiCallable
@@ -130,6 +137,7 @@ class Stubs:
         self.workers: worker_pb2_grpc.WorkerServiceAsyncStub = worker_pb2_grpc.WorkerServiceStub(
             channel
         )
+        self.fences: fence_pb2_grpc.FenceServiceAsyncStub = fence_pb2_grpc.FenceServiceStub(channel)
         self.cluster: cluster_pb2_grpc.ClusterServiceAsyncStub = (
             cluster_pb2_grpc.ClusterServiceStub(channel)
         )

@@ -26,6 +26,7 @@ from tocsin.types import (
     ClusterStatus,
     Explanation,
     ExplanationStep,
+    Fence,
     Fire,
     ItemResult,
     Job,
@@ -44,7 +45,7 @@ from tocsin.types import (
     RunState,
     WorkerInfo,
 )
-from tocsin.v1 import cluster_pb2, job_pb2, run_pb2, worker_pb2
+from tocsin.v1 import cluster_pb2, fence_pb2, job_pb2, run_pb2, worker_pb2
 
 _E = TypeVar("_E", bound=enum.StrEnum)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -353,6 +354,19 @@ def _item_reason(item: run_pb2.ItemResult) -> str:
         if detail.Unpack(info):
             return info.reason
     return "UNKNOWN"
+
+
+# Fences
+
+
+def from_fence(message: fence_pb2.Fence) -> Fence:
+    return Fence(
+        resource=message.resource,
+        highest_token=message.highest_token,
+        run=message.run,
+        update_time=optional_time(message, "update_time"),
+        end_time=optional_time(message, "end_time"),
+    )
 
 
 # Workers and cluster

@@ -16,7 +16,7 @@ import queue
 import threading
 import weakref
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -30,6 +30,7 @@ from tocsin.types import (
     Applied,
     ClusterStatus,
     Explanation,
+    Fence,
     ItemResult,
     Job,
     JobAudit,
@@ -39,7 +40,7 @@ from tocsin.types import (
     RunChanges,
     WorkerInfo,
 )
-from tocsin.v1 import cluster_pb2, job_pb2, run_pb2, worker_pb2
+from tocsin.v1 import cluster_pb2, fence_pb2, job_pb2, run_pb2, worker_pb2
 
 __all__ = ["AsyncClient", "Client"]
 
@@ -391,6 +392,38 @@ class AsyncClient:
             await changes.aclose()  # type: ignore[attr-defined]  # an async generator
         return await self.get_run(run.name)
 
+    # Fences
+
+    async def advance_fence(
+        self, resource: str, *, run: str, token: int, ttl: timedelta | None = None
+    ) -> Fence:
+        """Raises the fence of a resource to a run's token, just before writing to it.
+
+        For targets that cannot refuse a lower token themselves. It narrows the window in which an
+        older attempt can still write, and cannot close it: the caller may be frozen between this
+        answer and its write.
+
+        Args:
+            run, token: of the attempt that calls, as its context has them.
+            ttl: how long to remember; None: 30 days.
+
+        Raises:
+            Fenced: the lease is over, or a newer attempt or run was there before: do not write.
+        """
+        request = fence_pb2.AdvanceFenceRequest(resource=resource, run=run, fencing_token=token)
+        if ttl is not None:
+            request.ttl.CopyFrom(_convert.wire_duration(ttl))
+        response = await self._pool.call(
+            lambda s: s.fences.AdvanceFence, request, within=self.timeout
+        )
+        return _convert.from_fence(response.fence)
+
+    async def get_fence(self, resource: str, *, stale_ok: bool = False) -> Fence:
+        """The highest token that was shown for a resource; 0 if there is none."""
+        request = fence_pb2.GetFenceRequest(resource=resource, stale_ok=stale_ok)
+        response = await self._pool.call(lambda s: s.fences.GetFence, request, within=self.timeout)
+        return _convert.from_fence(response.fence)
+
     # Workers and cluster
 
     async def list_workers(self) -> list[WorkerInfo]:
@@ -570,6 +603,16 @@ class Client:
     def wait_run(self, name: str, timeout: float | None = None) -> Run:
         """As AsyncClient.wait_run."""
         return self._portal.run(self._async.wait_run(name, timeout))
+
+    def advance_fence(
+        self, resource: str, *, run: str, token: int, ttl: timedelta | None = None
+    ) -> Fence:
+        """As AsyncClient.advance_fence."""
+        return self._portal.run(self._async.advance_fence(resource, run=run, token=token, ttl=ttl))
+
+    def get_fence(self, resource: str, *, stale_ok: bool = False) -> Fence:
+        """As AsyncClient.get_fence."""
+        return self._portal.run(self._async.get_fence(resource, stale_ok=stale_ok))
 
     def list_workers(self) -> list[WorkerInfo]:
         """As AsyncClient.list_workers."""

@@ -25,6 +25,7 @@ __all__ = [
     "ClusterStatus",
     "Explanation",
     "ExplanationStep",
+    "Fence",
     "Fire",
     "ItemResult",
     "Job",
@@ -392,6 +393,22 @@ class Explanation:
     outcome: OccurrenceOutcome
     run: str
     steps: Sequence[ExplanationStep]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fence:
+    """The highest fencing token that was shown for a resource; 0 if there is none.
+
+    Attributes:
+        run: that showed it.
+        end_time: when it is forgotten, unless it is advanced or confirmed before.
+    """
+
+    resource: str
+    highest_token: int
+    run: str
+    update_time: datetime | None
+    end_time: datetime | None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -282,6 +282,7 @@ class LimitsConfig(_Section):
         default=30 * DAY_MS, alias="run_retention"
     )
     finished_runs: Count = 1_000_000
+    fences: Count = 100_000
 
     @model_validator(mode="before")
     @classmethod

@@ -41,6 +41,7 @@ _OUTCOME_WORDS = {
 }
 _SKIP_WORDS = {
     "overlap": "skipped: another run of the job was active, and its overlap policy is to skip",
+    "deadline": "skipped: its start deadline passed before a worker had room for it",
     "pause": "skipped: the job was paused, and was changed before it was resumed",
 }
 _ATTEMPT_WORDS = {
@@ -265,8 +266,9 @@ def _range_at(book: Book, time_ms: int) -> Range | None:
 
 
 def _run_of(state: State, job: Job, found: Range, time_ms: int) -> str:
-    if found.outcome is Outcome.RUN:
-        return f"{job.name}/{utc_name(time_ms)}"
+    own = f"{job.name}/{utc_name(time_ms)}"
+    if found.outcome is Outcome.RUN or (found.outcome is Outcome.SKIPPED and own in state.runs):
+        return own  # what was skipped has one if it waited until its start deadline passed
     return found.run
 
 

@@ -20,10 +20,17 @@ from typing import Protocol
 
 import grpc
 
-from tocsin.v1 import cluster_pb2_grpc, job_pb2_grpc, run_pb2_grpc, worker_pb2_grpc
+from tocsin.v1 import (
+    cluster_pb2_grpc,
+    fence_pb2_grpc,
+    job_pb2_grpc,
+    run_pb2_grpc,
+    worker_pb2_grpc,
+)
 from tocsin_node.api._forward import MESSAGE_BYTES_MAX, Edge
 from tocsin_node.api._pages import Slices
 from tocsin_node.api.cluster import ClusterService
+from tocsin_node.api.fence import FenceService
 from tocsin_node.api.health import Health
 from tocsin_node.api.jobs import JobService
 from tocsin_node.api.runs import RunService
@@ -162,6 +169,7 @@ class Server:
         worker_pb2_grpc.add_WorkerServiceServicer_to_server(
             WorkerService(self.replica, self.dispatcher, self.leases), server
         )
+        fence_pb2_grpc.add_FenceServiceServicer_to_server(FenceService(self.replica), server)
         cluster_pb2_grpc.add_ClusterServiceServicer_to_server(
             ClusterService(
                 self.replica,
@@ -308,6 +316,7 @@ class Leadership:
                 pending_runs=config.limits.pending_runs,
                 runs_per_job=config.limits.runs_per_job,
                 finished_runs=config.limits.finished_runs,
+                fences=config.limits.fences,
                 run_retention_ms=config.limits.run_retention_ms,
             ),
             clock_source="log" if behind else "wall",

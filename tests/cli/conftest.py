@@ -119,6 +119,7 @@ class FakeClient:
     ranges: list[types.OccurrenceRange] = field(default_factory=list)
     audits: list[types.JobAudit] = field(default_factory=list)
     stories: list[types.Explanation] = field(default_factory=list)
+    fences: dict[str, types.Fence] = field(default_factory=dict)
     statuses: dict[str, ClusterStatus] = field(default_factory=dict)
     nodes: dict[str, str] = field(
         default_factory=lambda: {f"n{i}": f"127.0.0.1:71{i}2" for i in (1, 2, 3)}
@@ -243,6 +244,21 @@ class FakeClient:
         if not self.runs[0].state.is_final:
             raise TimeoutError(f"{name} is still {self.runs[0].state}")
         return self.runs[0]
+
+    def get_fence(self, resource: str) -> types.Fence:
+        self._note("get_fence", resource)
+        none = types.Fence(
+            resource=resource, highest_token=0, run="", update_time=None, end_time=None
+        )
+        return self.fences.get(resource, none)
+
+    def advance_fence(
+        self, resource: str, *, run: str, token: int, ttl: timedelta | None = None
+    ) -> types.Fence:
+        self._note("advance_fence", resource, run=run, token=token, ttl=ttl)
+        return types.Fence(
+            resource=resource, highest_token=token, run=run, update_time=NOON, end_time=NOON
+        )
 
     def list_workers(self) -> list[types.WorkerInfo]:
         self._note("list_workers")

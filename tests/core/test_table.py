@@ -72,6 +72,8 @@ Expire, stale token                | `RUN_NOT_FOUND` | `FENCED`              | `
 CancelRuns                         | `RUN_NOT_FOUND` | CANCELLED             | cancelling            | =                     | CANCELLED             | `RUN_FINISHED` | `RUN_FINISHED` | `RUN_FINISHED`
 Lapse                              | `RUN_NOT_FOUND` | `NOT_DUE`             | `NOT_READY`           | `NOT_READY`           | `NOT_READY`           | `NOT_READY`   | `NOT_READY`   | `NOT_READY`
 Lapse, after the start deadline    | `RUN_NOT_FOUND` | CANCELLED             | `NOT_READY`           | `NOT_READY`           | `NOT_READY`           | `NOT_READY`   | `NOT_READY`   | `NOT_READY`
+AdvanceFence                       | `RUN_NOT_FOUND` | `FENCED`              | =                     | =                     | `FENCED`              | `FENCED`      | `FENCED`      | `FENCED`
+AdvanceFence, stale token          | `RUN_NOT_FOUND` | `FENCED`              | `FENCED`              | `FENCED`              | `FENCED`              | `FENCED`      | `FENCED`      | `FENCED`
 """
 
 NO_RUN, CANCELLING = "no run", "cancelling"
@@ -287,6 +289,8 @@ MAKE: dict[str, Callable[[Machine], c.Command]] = {
     "CancelRuns": lambda m: c.CancelRuns(m.request(), (FIRST,), ""),
     "Lapse": lambda m: c.Lapse(FIRST),
     "Lapse, after the start deadline": late_lapse,
+    "AdvanceFence": lambda m: c.AdvanceFence(FIRST, token(m), "r", 60_000),
+    "AdvanceFence, stale token": lambda m: c.AdvanceFence(FIRST, token(m) - 1, "r", 60_000),
 }
 
 

@@ -237,6 +237,21 @@ def test_a_deleted_job_keeps_its_name_until_its_last_lease_has_ended(m: Machine)
     m.done(again)
 
 
+def test_a_fence_only_rises_and_only_for_a_live_lease(m: Machine) -> None:
+    m.create("default/a", every_s=0)
+    m.create("default/b", every_s=0)
+    a, b = m.trigger("default/a").name, m.trigger("default/b").name
+    low = m.grant(a)
+    high = m.grant(b)
+    m.done(c.AdvanceFence(b, high, "bucket", 60_000))
+    assert m.refused(c.AdvanceFence(a, low, "bucket", 60_000)) is Reason.FENCED, "lower"
+    m.done(c.Expire(b, high))
+    assert m.refused(c.AdvanceFence(b, high, "bucket", 60_000)) is Reason.FENCED, "over"
+    fence = m.state.fence("bucket")
+    assert fence is not None
+    assert fence.token == high
+
+
 # -- what can be checked ---------------------------------------------------------------------------
 
 

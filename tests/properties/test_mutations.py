@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from tests.properties.test_histories import play
-from tocsin_node.core import lease, machine
+from tocsin_node.core import fence, lease, machine
 from tocsin_node.core.state import Ledger, State
 
 SEEDS = 200
@@ -33,6 +33,25 @@ class Mutation:
 
 
 MUTATIONS = (
+    # -- fences
+    Mutation(
+        "a fence lets a lease pass that is over",
+        fence.advance,
+        "run.lease is None or run.lease.token != command.token",
+        "False",
+    ),
+    Mutation(
+        "a fence goes down",
+        fence.advance,
+        "fence.token > command.token or",
+        "",
+    ),
+    Mutation(
+        "a fence lets an equal token of another run pass",
+        fence.advance,
+        "fence.run != run.name",
+        "False",
+    ),
     # -- leases and tokens
     Mutation(
         "a stale token is accepted on complete",

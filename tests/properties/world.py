@@ -76,7 +76,7 @@ class World:
     seed: int
     limits: Limits = field(
         default_factory=lambda: Limits(
-            runs_per_job=4, finished_runs=40, request_ids=50, pending_runs=60
+            runs_per_job=4, finished_runs=40, request_ids=50, pending_runs=60, fences=3
         )
     )
 
@@ -88,6 +88,7 @@ class World:
         self.requests = 0
         self.used: list[c.Command] = []  # user commands, to be repeated
         self.eras: dict[tuple[str, int], list[Era]] = {}  # by job name and uid
+        self.shown: dict[str, tuple[int, str, int]] = {}  # token, run, end; by resource
         self.grants: list[tuple[str, int]] = []  # run and token, also of leases that are over
         self.uids = [0]  # of all jobs there ever were
         self.accepted: dict[str, int] = {}  # idempotency name -> accepted successes
@@ -99,6 +100,9 @@ class World:
 
     def step(self) -> None:
         """One random thing happens."""
+        if self.random.random() < 0.06:
+            self.show_token()
+            return
         choice = self.random.random()
         if choice < 0.08:
             self.create()
@@ -233,6 +237,15 @@ class World:
         twice = self.random.random() < 0.2
         self.apply(*([report, report] if twice else [report]))
 
+    def show_token(self) -> None:
+        """A worker passes a fence, or somebody tries who must not."""
+        known = [*self.state.leases.items(), *self.grants[-10:]]
+        if known:
+            run, token = self.random.choice(known)
+            ttl_ms = self.random.choice((1_000, 3_600_000))
+            resource = f"r{self.random.randrange(4)}"
+            self.apply(c.AdvanceFence(run, token, resource, ttl_ms))
+
     # -- pieces ------------------------------------------------------------------------------------
 
     def job_name(self) -> str:
@@ -322,6 +335,8 @@ class World:
             run = result.value
             assert isinstance(run, Run)
             assert run.attempts[-1].token == command.token, f"{run.name}: a stale token counted"
+        if isinstance(command, c.AdvanceFence):
+            self.note_shown(command)
         if isinstance(command, c.Complete) and not result.repeated:
             run = result.value
             assert isinstance(run, Run)
@@ -412,6 +427,17 @@ class World:
         left = max(0, before.spec.max_runs - before.run_count)
         assert len(fresh) <= left, f"{name} has {left} runs left, and got {len(fresh)}"
 
+    def note_shown(self, command: c.AdvanceFence) -> None:
+        """A token that was let past a fence is of a live lease, and the highest of its resource."""
+        assert self.state.leases.get(command.run) == command.token, "a dead lease passed a fence"
+        before = self.shown.get(command.resource)
+        if before is not None and before[2] > self.state.time_ms:
+            token, run, _ = before
+            assert (command.token, command.run) >= (token, ""), "an older token passed a fence"
+            assert command.token > token or command.run == run, "an equal token passed a fence"
+        fence = self.state.fences[command.resource]
+        self.shown[command.resource] = (fence.token, fence.run, fence.end_time_ms)
+
     def note_grant(self, name: str) -> None:
         run = self.state.runs.get(name)
         if run is None or run.last_token != self.state.index:
@@ -451,6 +477,7 @@ class World:
         limits = self.state.limits
         assert len(self.state.finished) <= limits.finished_runs
         assert len(self.state.requests) <= limits.request_ids
+        assert len(self.state.fences) <= limits.fences
         for names in self.state.finished_by_job.values():
             assert len(names) <= limits.runs_per_job
 

@@ -26,6 +26,7 @@ _COMMANDS = {
     "job": ("job", "Define jobs, and see when they fire."),
     "run": ("run", "See, watch, wait for and cancel runs."),
     "worker": ("worker", "Run shell commands for the cluster; list workers."),
+    "fence": ("fence", "Keep older attempts away from what they must not touch."),
     "crontab": ("crontab", "Turn crontabs into jobs."),
     "cluster": ("cluster", "See how the nodes are."),
     "up": ("node", "Start all nodes of a cluster file on this machine."),

@@ -14,7 +14,7 @@ from google.protobuf.message import Message
 
 from tocsin import types
 from tocsin.schedule import At, Cron, Every
-from tocsin.v1 import cluster_pb2, job_pb2, run_pb2, worker_pb2
+from tocsin.v1 import cluster_pb2, fence_pb2, job_pb2, run_pb2, worker_pb2
 
 MESSAGES: dict[type[object], type[Message]] = {
     types.Attempt: run_pb2.Attempt,
@@ -23,6 +23,7 @@ MESSAGES: dict[type[object], type[Message]] = {
     types.ClusterStatus: cluster_pb2.GetStatusResponse,
     types.Explanation: job_pb2.Explanation,
     types.ExplanationStep: job_pb2.ExplanationStep,
+    types.Fence: fence_pb2.Fence,
     types.Fire: job_pb2.PreviewFireTimesResponse.Fire,
     types.Job: job_pb2.Job,
     types.JobAudit: job_pb2.JobAudit,

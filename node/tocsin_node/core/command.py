@@ -180,6 +180,15 @@ class Lapse(Command, frozen=True, tag=14):
     run: str
 
 
+class AdvanceFence(Command, frozen=True, tag=20):
+    """Shows the token of a live lease for a resource; older ones are refused from then on."""
+
+    run: str
+    token: int
+    resource: str
+    ttl_ms: int
+
+
 AnyCommand = (
     BeginTerm
     | CreateJob
@@ -195,6 +204,7 @@ AnyCommand = (
     | Release
     | Expire
     | Lapse
+    | AdvanceFence
 )
 
 _encoder = msgspec.msgpack.Encoder()

@@ -20,8 +20,10 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from tocsin_node.core import fence as fences
 from tocsin_node.core import lease as leases
 from tocsin_node.core.command import (
+    AdvanceFence,
     BeginTerm,
     CancelRuns,
     Command,
@@ -717,4 +719,5 @@ _HANDLERS: dict[type[Command], Callable[[State, Any], Result]] = {
     Release: _release,
     Expire: _expire,
     Lapse: _lapse,
+    AdvanceFence: fences.advance,
 }

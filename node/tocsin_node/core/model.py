@@ -229,6 +229,16 @@ class Range(Record, frozen=True):
     index: int  # log index of the entry that decided the last of them
 
 
+class Fence(Record, frozen=True):
+    """The highest fencing token that was shown for a resource."""
+
+    resource: str
+    token: int
+    run: str
+    update_time_ms: int
+    end_time_ms: int  # when it is forgotten
+
+
 class Span(Record, frozen=True):
     """The nominal times that one version of a job's definition decided: (from_ms, until_ms]."""
 
@@ -258,6 +268,7 @@ class Limits(Record, frozen=True):
     ledger_window_ms: int = 30 * DAY_MS
     request_ids: int = 1_000_000
     request_retention_ms: int = DAY_MS
+    fences: int = 100_000
 
 
 class Request(Record, frozen=True):

@@ -19,6 +19,7 @@ from tocsin_node.core.model import (
     ACTIVE_STATES,
     FINAL_STATES,
     SECOND_MS,
+    Fence,
     Job,
     JobSpec,
     Limits,
@@ -134,6 +135,7 @@ class State:
         self.versions: dict[tuple[str, int], JobSpec] = {}  # by job name and version
         self.ledger: dict[str, Ledger] = {}  # by job name
         self.requests: dict[str, Request] = {}  # oldest first
+        self.fences: dict[str, Fence] = {}  # by resource
         self.changed_runs: OrderedSet = {}  # by the entry that is being applied
         self.changed_jobs: OrderedSet = {}
         self._reset_indexes()
@@ -150,6 +152,7 @@ class State:
         self.finished: OrderedSet = {}  # in order of their end
         self.finished_by_job: dict[str, OrderedSet] = {}
         self.version_uses: Counter[tuple[str, int]] = Counter()
+        self._fence_ends: list[tuple[int, str]] = []  # heap; may hold ends that were put off
         self._due: dict[int, OrderedSet] = {}  # jobs by the second they are due in
         self._due_seconds: list[int] = []  # heap of the keys of _due, and of emptied ones
 
@@ -190,6 +193,11 @@ class State:
         for second in looked_at:
             heapq.heappush(self._due_seconds, second)
         return found
+
+    def fence(self, resource: str) -> Fence | None:
+        """The fence of a resource, unless it is to be forgotten by now."""
+        fence = self.fences.get(resource)
+        return None if fence is None or fence.end_time_ms <= self.time_ms else fence
 
     # -- changes, for machine.py alone -------------------------------------------------------------
 
@@ -292,6 +300,18 @@ class State:
                 break
             del self.requests[first]
 
+    def put_fence(self, fence: Fence) -> None:
+        self.fences[fence.resource] = fence
+        heapq.heappush(self._fence_ends, (fence.end_time_ms, fence.resource))
+
+    def forget_fences(self) -> None:
+        """Drops the fences whose time is over."""
+        while self._fence_ends and self._fence_ends[0][0] <= self.time_ms:
+            _, resource = heapq.heappop(self._fence_ends)
+            fence = self.fences.get(resource)
+            if fence is not None and fence.end_time_ms <= self.time_ms:
+                del self.fences[resource]
+
     # -- indexes -----------------------------------------------------------------------------------
 
     def _index_due(self, job: Job) -> None:
@@ -356,6 +376,7 @@ class _Snapshot(Record, frozen=True):
     requests: list[tuple[str, Request]]
     spans: tuple[tuple[str, tuple[Span, ...]], ...] = ()  # by job, of those that have any
     terms: tuple[Term, ...] = ()
+    fences: tuple[Fence, ...] = ()
 
 
 def snapshot(state: State) -> bytes:
@@ -384,6 +405,7 @@ def snapshot(state: State) -> bytes:
                 if state.ledger[job].spans
             ),
             tuple(state.terms),
+            tuple(state.fences[resource] for resource in sorted(state.fences)),
         )
     )
 
@@ -418,6 +440,8 @@ def restore(data: bytes) -> State:
         for span in spans:
             state._use_version((name, span.version), +1)
     state.terms.extend(stored.terms)
+    for fence in stored.fences:
+        state.put_fence(fence)
     for run in stored.runs:
         state.runs[run.name] = run
         state._use_version((run.job, run.version), +1)
