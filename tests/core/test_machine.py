@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 
 from tests.core.conftest import NAME, T0, Machine
 from tocsin_node import planner
 from tocsin_node.core import command as c
-from tocsin_node.core import machine
+from tocsin_node.core import limits, machine
 from tocsin_node.core.model import (
     AttemptOutcome,
     Cause,
@@ -17,6 +19,7 @@ from tocsin_node.core.model import (
     Overlap,
     RetryPolicy,
     RunState,
+    ScopeKind,
 )
 from tocsin_node.core.result import Applied, Reason, Rejected
 
@@ -591,3 +594,180 @@ def test_a_trigger_has_the_start_deadline_of_its_job(m: Machine) -> None:
     m.now_ms += 1_001
     m.done(c.Lapse(run.name))
     assert m.state.runs[run.name].state is RunState.CANCELLED
+
+
+# -- limits ----------------------------------------------------------------------------------------
+
+
+def gate(
+    m: Machine, kind: ScopeKind = ScopeKind.QUEUE, name: str = "default", **limits: int
+) -> None:
+    settings = {"max_held": 0, "rate_permille": 0, "burst": 1, **limits}
+    m.done(c.SetGate(m.request(), kind, "default", 0, **settings))
+
+
+def two_runs(m: Machine, **changes: Any) -> tuple[str, str]:
+    m.create(every_s=0, overlap=Overlap.ALLOW, **changes)
+    return m.trigger().name, m.trigger().name
+
+
+@pytest.mark.parametrize("kind", ["queue", "namespace"])
+def test_a_queue_and_a_namespace_hold_as_many_runs_as_they_may(m: Machine, kind: str) -> None:
+    gate(m, ScopeKind(kind), max_held=1)
+    first, second = two_runs(m)
+    token = m.grant(first)
+    result = m.one(c.Grant(second, "w2", "w2"))
+    assert isinstance(result, Rejected)
+    assert (result.reason, result.detail) == (Reason.BLOCKED, {"limit": f"{kind}/default"})
+    m.succeed(first, token)
+    assert m.grant(second) > token
+
+
+def test_a_limit_of_two_lets_two_share_an_entry_and_refuses_the_third(m: Machine) -> None:
+    gate(m, max_held=2)
+    first, second = two_runs(m)
+    third = m.trigger().name
+    results = m.apply(*[c.Grant(name, "w1", "w1") for name in (first, second, third)])
+    assert [isinstance(result, Applied) for result in results] == [True, True, False]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"max_concurrent_runs": 1}, {"concurrency_key": "k", "max_concurrent_per_key": 1}],
+)
+def test_holders_of_a_limit_of_one_never_share_an_entry(
+    m: Machine, changes: dict[str, Any]
+) -> None:
+    first, second = two_runs(m, **changes)
+    m.now_ms += 1
+    grant, release, other = m.apply(
+        c.Grant(first, "w1", "w1"),
+        c.Release(first, m.state.index + 1, "at once"),
+        c.Grant(second, "w2", "w2"),
+    )
+    assert isinstance(grant, Applied)
+    assert isinstance(release, Applied)
+    assert isinstance(other, Rejected)
+    assert other.reason is Reason.BLOCKED
+
+
+def test_jobs_of_a_namespace_share_a_concurrency_key_at_the_lowest_limit(m: Machine) -> None:
+    key = {"every_s": 0, "concurrency_key": "db"}
+    m.create("a/one", **key, max_concurrent_per_key=3)
+    m.create("a/two", **key, max_concurrent_per_key=1)
+    m.create("b/one", **key, max_concurrent_per_key=1)
+    m.grant(m.trigger("a/one").name)
+    assert m.refused(c.Grant(m.trigger("a/two").name, "w1", "w1")) is Reason.BLOCKED
+    m.grant(m.trigger("b/one").name)
+
+
+def test_a_changed_limit_applies_to_what_waits(m: Machine) -> None:
+    first, second = two_runs(m, max_concurrent_runs=1)
+    m.grant(first)
+    assert m.refused(c.Grant(second, "w1", "w1")) is Reason.BLOCKED
+    job = m.state.jobs[NAME]
+    spec = msgspec.structs.replace(job.spec, max_concurrent_runs=2)
+    seen = (job.uid, job.version, job.mark_time_ms)
+    plan = c.Plan(job.mark_time_ms, None, None)
+    m.done(c.UpdateJob(m.request(), NAME, *seen, spec, (), plan))
+    m.grant(second)
+
+
+def test_a_rate_gives_out_a_burst_and_then_one_after_the_other(m: Machine) -> None:
+    gate(m, rate_permille=100, burst=2)  # one in ten seconds
+    names = [*two_runs(m), m.trigger().name, m.trigger().name]
+    m.grant(names[0])
+    m.grant(names[1])
+    assert m.refused(c.Grant(names[2], "w1", "w1")) is Reason.BLOCKED
+    m.now_ms += 9_999
+    assert m.refused(c.Grant(names[2], "w1", "w1")) is Reason.BLOCKED
+    (queue,) = m.state.gates.values()
+    assert limits.permit_time_ms(queue, m.now_ms) == m.now_ms + 1
+    m.now_ms += 1
+    m.grant(names[2])
+    assert m.refused(c.Grant(names[3], "w1", "w1")) is Reason.BLOCKED
+
+
+def test_a_changed_rate_gives_nothing_away(m: Machine) -> None:
+    gate(m, rate_permille=100, burst=1)
+    first, second = two_runs(m)
+    m.grant(first)
+    gate(m, rate_permille=200, burst=5)
+    assert m.refused(c.Grant(second, "w1", "w1")) is Reason.BLOCKED
+    m.now_ms += 5_000
+    m.grant(second)
+
+
+def test_a_paused_queue_grants_nothing_and_keeps_its_limits(m: Machine) -> None:
+    gate(m, max_held=1)
+    first, second = two_runs(m)
+    m.done(c.PauseGate(m.request(), ScopeKind.QUEUE, "default", True, "maintenance"))
+    result = m.one(c.Grant(first, "w1", "w1"))
+    assert isinstance(result, Rejected)
+    assert "queue default is paused (maintenance)" in result.message
+    m.done(c.PauseGate(m.request(), ScopeKind.QUEUE, "default", False, ""))
+    m.grant(first)
+    assert m.refused(c.Grant(second, "w1", "w1")) is Reason.BLOCKED
+    m.done(c.DeleteGate(m.request(), ScopeKind.QUEUE, "default", 0))
+    m.grant(second)
+
+
+def test_the_limits_of_a_queue_are_changed_only_as_they_were_read(m: Machine) -> None:
+    gate(m, max_held=1)
+    read = m.state.gates[ScopeKind.QUEUE, "default"].version
+    gate(m, max_held=2)
+    change = c.SetGate(m.request(), ScopeKind.QUEUE, "default", read, 3, 0, 1)
+    assert m.refused(change) is Reason.ETAG_MISMATCH
+    delete = c.DeleteGate(m.request(), ScopeKind.QUEUE, "default", read)
+    assert m.refused(delete) is Reason.ETAG_MISMATCH
+
+
+# -- retrying by hand ------------------------------------------------------------------------------
+
+
+def test_a_failed_run_is_retried_by_hand_with_all_its_attempts(m: Machine) -> None:
+    m.create(retry=RetryPolicy(max_attempts=1))
+    m.due()
+    old = m.grant(FIRST)
+    m.fail(FIRST, old)
+    assert m.done(c.RetryRuns(m.request(), (FIRST,))) == (None,)
+    run = m.state.runs[FIRST]
+    assert (run.state, run.attempt_count, run.hand_retry_count) == (RunState.PENDING, 0, 1)
+    assert [attempt.token for attempt in run.attempts] == [old]
+    assert m.grant(FIRST) > old
+    assert m.refused(c.Complete(FIRST, old, AttemptOutcome.SUCCEEDED)) is Reason.FENCED
+
+
+def test_only_what_failed_or_was_cancelled_is_retried(m: Machine) -> None:
+    m.create(every_s=0, overlap=Overlap.ALLOW)
+    waits, ran = m.trigger().name, m.trigger().name
+    m.succeed(ran, m.grant(ran))
+    asked = c.RetryRuns(m.request(), (waits, ran, "default/job/none"))
+    refusals = (Reason.RUN_NOT_ENDED, Reason.RUN_SUCCEEDED, Reason.RUN_NOT_FOUND)
+    assert m.done(asked) == refusals
+
+
+def test_an_occurrence_that_was_skipped_by_its_deadline_is_not_retried(m: Machine) -> None:
+    m.create(start_deadline_ms=0)
+    m.due()
+    m.now_ms += 1
+    m.done(c.Lapse(FIRST))
+    assert m.done(c.RetryRuns(m.request(), (FIRST,))) == (Reason.RUN_LAPSED,)
+
+
+def test_a_run_retried_by_hand_has_no_start_deadline(m: Machine) -> None:
+    m.create(start_deadline_ms=0)
+    m.due()
+    m.done(c.CancelRuns(m.request(), (FIRST,), ""))
+    m.done(c.RetryRuns(m.request(), (FIRST,)))
+    m.now_ms += 1_000
+    assert m.refused(c.Lapse(FIRST)) is Reason.NOT_READY
+    m.grant(FIRST)
+
+
+def test_a_mark_does_not_go_ahead_of_time_even_where_nothing_runs(m: Machine) -> None:
+    m.create(misfire=Misfire.SKIP, misfire_grace_ms=0)
+    m.now_ms += 25_000
+    fire = m.fire()
+    m.now_ms -= 6_000
+    assert m.refused(fire) is Reason.NOT_DUE

@@ -18,7 +18,14 @@ from msgspec.structs import replace
 from tests.core.conftest import NAME, Machine
 from tests.core.test_machine import FIRST, SECOND
 from tocsin_node.core import command as c
-from tocsin_node.core.model import AttemptOutcome, JobSpec, Overlap, RetryPolicy, RunState
+from tocsin_node.core.model import (
+    AttemptOutcome,
+    JobSpec,
+    Overlap,
+    RetryPolicy,
+    RunState,
+    ScopeKind,
+)
 from tocsin_node.core.result import Applied, Reason, Rejected
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "transitions.md"
@@ -57,6 +64,8 @@ Fire, allow                        | new run         | new run               | n
 Fire, after the start deadline     | skipped         | skipped               | skipped               | skipped               | skipped               | skipped       | skipped       | skipped
 Grant                              | `RUN_NOT_FOUND` | LEASED                | `NOT_READY`           | `NOT_READY`           | LEASED                | `NOT_READY`   | `NOT_READY`   | `NOT_READY`
 Grant, before it is ready          | `RUN_NOT_FOUND` | `NOT_DUE`             | `NOT_READY`           | `NOT_READY`           | `NOT_DUE`             | `NOT_READY`   | `NOT_READY`   | `NOT_READY`
+Grant, its queue is paused         | `RUN_NOT_FOUND` | `BLOCKED`             | `NOT_READY`           | `NOT_READY`           | `BLOCKED`             | `NOT_READY`   | `NOT_READY`   | `NOT_READY`
+Grant, its queue is at its limit   | `RUN_NOT_FOUND` | `BLOCKED`             | `NOT_READY`           | `NOT_READY`           | `BLOCKED`             | `NOT_READY`   | `NOT_READY`   | `NOT_READY`
 Grant, after the start deadline    | `RUN_NOT_FOUND` | `DEADLINE_PASSED`     | `NOT_READY`           | `NOT_READY`           | LEASED                | `NOT_READY`   | `NOT_READY`   | `NOT_READY`
 Complete, succeeded                | `RUN_NOT_FOUND` | `FENCED`              | SUCCEEDED             | SUCCEEDED             | `FENCED`              | again         | `FENCED`      | `FENCED`
 Complete, failed                   | `RUN_NOT_FOUND` | `FENCED`              | RETRY_WAIT            | CANCELLED             | again                 | `FENCED`      | again         | `FENCED`
@@ -74,6 +83,10 @@ Lapse                              | `RUN_NOT_FOUND` | `NOT_DUE`             | `
 Lapse, after the start deadline    | `RUN_NOT_FOUND` | CANCELLED             | `NOT_READY`           | `NOT_READY`           | `NOT_READY`           | `NOT_READY`   | `NOT_READY`   | `NOT_READY`
 AdvanceFence                       | `RUN_NOT_FOUND` | `FENCED`              | =                     | =                     | `FENCED`              | `FENCED`      | `FENCED`      | `FENCED`
 AdvanceFence, stale token          | `RUN_NOT_FOUND` | `FENCED`              | `FENCED`              | `FENCED`              | `FENCED`              | `FENCED`      | `FENCED`      | `FENCED`
+RetryRuns                          | `RUN_NOT_FOUND` | `RUN_NOT_ENDED`       | `RUN_NOT_ENDED`       | `RUN_NOT_ENDED`       | `RUN_NOT_ENDED`       | `RUN_SUCCEEDED` | PENDING     | PENDING
+SetGate                            | =               | =                     | =                     | =                     | =                     | =             | =             | =
+PauseGate                          | =               | =                     | =                     | =                     | =                     | =             | =             | =
+DeleteGate                         | `QUEUE_NOT_FOUND` | `QUEUE_NOT_FOUND`   | `QUEUE_NOT_FOUND`     | `QUEUE_NOT_FOUND`     | `QUEUE_NOT_FOUND`     | `QUEUE_NOT_FOUND` | `QUEUE_NOT_FOUND` | `QUEUE_NOT_FOUND`
 """
 
 NO_RUN, CANCELLING = "no run", "cancelling"
@@ -231,6 +244,21 @@ def early_grant(m: Machine) -> c.Command:
     return c.Grant(FIRST, "w2", "w2")
 
 
+def paused_grant(m: Machine) -> c.Command:
+    m.done(c.PauseGate(m.request(), ScopeKind.QUEUE, "default", True, "maintenance"))
+    return grant(m)
+
+
+def limited_grant(m: Machine) -> c.Command:
+    """The only place of its queue is taken by a run of another job."""
+    run = m.state.runs.get(FIRST)
+    if run is not None and run.state in (RunState.PENDING, RunState.RETRY_WAIT):
+        m.done(c.SetGate(m.request(), ScopeKind.QUEUE, "default", 0, 1, 0, 1))
+        m.create("default/other", every_s=0)
+        m.grant(m.trigger("default/other").name)
+    return grant(m)
+
+
 def late_grant(m: Machine) -> c.Command:
     m.now_ms += DEADLINE_MS + 1
     return c.Grant(FIRST, "w2", "w2")
@@ -274,6 +302,8 @@ MAKE: dict[str, Callable[[Machine], c.Command]] = {
     "Fire, after the start deadline": late_fire,
     "Grant": grant,
     "Grant, before it is ready": early_grant,
+    "Grant, its queue is paused": paused_grant,
+    "Grant, its queue is at its limit": limited_grant,
     "Grant, after the start deadline": late_grant,
     "Complete, succeeded": complete(AttemptOutcome.SUCCEEDED),
     "Complete, failed": complete(AttemptOutcome.FAILED),
@@ -291,6 +321,10 @@ MAKE: dict[str, Callable[[Machine], c.Command]] = {
     "Lapse, after the start deadline": late_lapse,
     "AdvanceFence": lambda m: c.AdvanceFence(FIRST, token(m), "r", 60_000),
     "AdvanceFence, stale token": lambda m: c.AdvanceFence(FIRST, token(m) - 1, "r", 60_000),
+    "RetryRuns": lambda m: c.RetryRuns(m.request(), (FIRST,)),
+    "SetGate": lambda m: c.SetGate(m.request(), ScopeKind.QUEUE, "default", 0, 1, 1_000, 1),
+    "PauseGate": lambda m: c.PauseGate(m.request(), ScopeKind.QUEUE, "default", True, ""),
+    "DeleteGate": lambda m: c.DeleteGate(m.request(), ScopeKind.QUEUE, "default", 0),
 }
 
 
@@ -306,7 +340,7 @@ def outcome(m: Machine, command: c.Command) -> str:
         assert after == before, "a refusal changed the run's state"
         return f"`{result.reason}`"
     assert isinstance(result, Applied)
-    if isinstance(command, c.CancelRuns):
+    if isinstance(command, c.CancelRuns | c.RetryRuns):
         (refusal,) = result.value  # type: ignore[misc]
         if refusal is not None:
             return f"`{refusal}`"

@@ -77,7 +77,7 @@ def test_processes_with_other_hash_seeds_agree_byte_for_byte() -> None:
 def test_histories_reach_what_they_are_meant_to_test() -> None:
     """A generator that never coalesces, retries or fences would prove nothing."""
     seen: set[str] = set()
-    for seed in range(10):
+    for seed in range(30):
         world = play(seed)
         for run in world.state.runs.values():
             seen.update((str(run.state), run.reason))
@@ -86,10 +86,14 @@ def test_histories_reach_what_they_are_meant_to_test() -> None:
                 seen.add("refused")
             if run.covers_count > 1:
                 seen.add("covers")
+            if run.hand_retry_count:
+                seen.add("retried by hand")
+        seen.update(f"limit:{scope}" for scope in world.waited_for)
         for kept in world.state.ledger.values():
             seen.update(f"{r.outcome}:{r.reason}" for r in kept.ranges)
     wanted = {"SUCCEEDED", "FAILED", "CANCELLED", "RETRY_WAIT", "LEASE_EXPIRED", "RELEASED"}
     wanted |= {"refused", "covers", "RUN:", "COALESCED:", "SKIPPED:overlap", "SKIPPED:pause"}
-    wanted |= {"SKIPPED:deadline", machine.LAPSED}
+    wanted |= {"SKIPPED:deadline", machine.LAPSED, "retried by hand"}
+    wanted |= {"limit:queue", "limit:namespace", "limit:job", "limit:key"}
     wanted |= {"MISSED:misfire", "LEASED", "PENDING"}
     assert wanted <= seen, wanted - seen

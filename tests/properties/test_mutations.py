@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from tests.properties.test_histories import play
-from tocsin_node.core import fence, lease, machine
+from tocsin_node.core import fence, lease, limits, machine
 from tocsin_node.core.state import Ledger, State
 
 SEEDS = 200
@@ -177,6 +177,12 @@ MUTATIONS = (
         "False",
     ),
     Mutation(
+        "the mark goes ahead of time",
+        machine._fire,
+        " or command.plan.mark_time_ms > state.time_ms",
+        "",
+    ),
+    Mutation(
         "ranges that differ are merged",
         Ledger.add,
         "last is not None and _alike(last, new)",
@@ -188,12 +194,75 @@ MUTATIONS = (
         "0 < job.spec.max_runs <= run_count",
         "False",
     ),
+    # -- limits
+    Mutation(
+        "one more is held than a limit allows",
+        limits.refused_by,
+        "state.held.get(scope, 0) >= most",
+        "state.held.get(scope, 0) > most",
+    ),
+    Mutation(
+        "limits are checked before the entry and not in it",
+        machine._grant,
+        "leases.blocked(state, run, now_ms=state.time_ms)",
+        "leases.blocked(state, run, now_ms=state.time_ms) if not granted else None",
+    ),
+    Mutation(
+        "two holders of a limit of one share an entry",
+        machine._grant,
+        "scope in granted and limits.most_held(state, run, scope) == 1",
+        "False",
+    ),
+    Mutation(
+        "a lease that ended is still counted",
+        State._unindex_run_state,
+        "self.held[scope] -= 1",
+        "pass",
+    ),
+    Mutation(
+        "a key has the limit of one definition alone",
+        limits.most_held,
+        "return min(named)",
+        "return spec.max_concurrent_per_key",
+    ),
+    Mutation(
+        "a held run takes its limit along when its job leaves the key",
+        State._index_stray,
+        "if scope is not None and (",
+        "if False and (",
+    ),
+    Mutation("a paused queue grants", limits._shut, "if gate.paused:", "if False:"),
+    Mutation(
+        "a bucket is not emptied",
+        limits.spend,
+        "level(gate, state.time_ms) - PERMIT",
+        "level(gate, state.time_ms)",
+    ),
+    Mutation(
+        "a bucket fills beyond its burst",
+        limits.level,
+        "min(filled, gate.burst * PERMIT)",
+        "filled",
+    ),
+    # -- retrying by hand
+    Mutation(
+        "a success is retried",
+        machine._cannot_retry,
+        "if run.state is RunState.SUCCEEDED:",
+        "if False:",
+    ),
+    Mutation(
+        "a skipped occurrence is retried",
+        machine._cannot_retry,
+        "run.nominal_time_ms is not None and run.reason == LAPSED",
+        "False",
+    ),
     # -- the start deadline
     Mutation(
         "the start deadline ends a run that was granted",
         lease.deadline_ms,
-        " or run.last_token:",
-        ":",
+        "run.last_token or run.hand_retry_count",
+        "run.hand_retry_count",
     ),
     Mutation(
         "a run starts after its deadline",

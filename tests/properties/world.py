@@ -12,6 +12,8 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
+
 from tocsin_node import planner
 from tocsin_node.audit import audit, open_book
 from tocsin_node.core import command as c
@@ -19,6 +21,7 @@ from tocsin_node.core import lease, machine
 from tocsin_node.core.model import (
     FINAL_STATES,
     AttemptOutcome,
+    Gate,
     Job,
     JobSpec,
     Limits,
@@ -32,6 +35,8 @@ from tocsin_node.core.model import (
     RunState,
     Schedule,
     ScheduleKind,
+    Scope,
+    ScopeKind,
 )
 from tocsin_node.core.result import Applied, Reason, Rejected, Result
 from tocsin_node.core.state import State
@@ -39,6 +44,7 @@ from tocsin_node.schedule import Timetable
 
 START_MS = 1_780_000_000_000
 EXPRESSIONS = ("* * * * *", "*/10 * * * * *", "30 2 * * *", "0 */2 * * *", "15,45 30 1 * * *")
+NAMESPACES, QUEUES = ("default", "other"), ("default", "batch")
 ZONES = ("UTC", "Europe/Berlin", "Australia/Lord_Howe")
 # A command that a correct leader can send may meet a state that has moved on, but for these reasons
 # alone.
@@ -57,6 +63,7 @@ EXPECTED = frozenset(
         Reason.NOT_DUE,
         Reason.BLOCKED,
         Reason.DEADLINE_PASSED,
+        Reason.QUEUE_NOT_FOUND,
     }
 )
 
@@ -90,10 +97,13 @@ class World:
         self.eras: dict[tuple[str, int], list[Era]] = {}  # by job name and uid
         self.shown: dict[str, tuple[int, str, int]] = {}  # token, run, end; by resource
         self.grants: list[tuple[str, int]] = []  # run and token, also of leases that are over
+        self.waited_for: set[str] = set()  # kinds of limits that kept a run waiting
         self.uids = [0]  # of all jobs there ever were
         self.accepted: dict[str, int] = {}  # idempotency name -> accepted successes
         self.newest_token: dict[str, int] = {}  # by run
-        self.holder_token: dict[str, int] = {}  # by exclusive job
+        self.holder_token: dict[Scope, int] = {}
+        self.job_token: dict[str, int] = {}  # of the newest holder of a job that excludes overlap
+        self.grant_times: dict[tuple[str, str, int], list[int]] = {}  # by gate and its version
         self.apply(c.BeginTerm(1, "n1", self.limits, "wall"))
 
     # -- driving -----------------------------------------------------------------------------------
@@ -110,9 +120,13 @@ class World:
             self.edit()
         elif choice < 0.18:
             self.trigger()
-        elif choice < 0.21:
+        elif choice < 0.20:
             self.cancel()
-        elif choice < 0.23 and self.used:
+        elif choice < 0.21:
+            self.retry()
+        elif choice < 0.22:
+            self.gate()
+        elif choice < 0.24 and self.used:
             self.apply(self.random.choice(self.used))
         elif choice < 0.45:
             self.pass_time()
@@ -155,7 +169,7 @@ class World:
                     c.PauseJob(self.request(), job.name, *self.seen(job), "why", decisions, plan)
                 )
         else:
-            spec = self.spec()
+            spec = self.edited(job.spec)
             decisions, _ = planner.settle(job, self.now_ms)
             plan = planner.plan_after(
                 job.name, spec, anchor_time_ms=job.anchor_time_ms, mark_time_ms=self.now_ms
@@ -169,6 +183,26 @@ class World:
     def cancel(self) -> None:
         names = tuple(self.random.sample(sorted(self.state.runs), min(2, len(self.state.runs))))
         self.user(c.CancelRuns(self.request(), names, "why not"))
+
+    def retry(self) -> None:
+        names = tuple(self.random.sample(sorted(self.state.runs), min(6, len(self.state.runs))))
+        self.user(c.RetryRuns(self.request(), names))
+
+    def gate(self) -> None:
+        """Somebody sets, pauses, resumes or deletes the limits of a queue or a namespace."""
+        kind, names = self.random.choice(
+            ((ScopeKind.QUEUE, QUEUES), (ScopeKind.NAMESPACE, NAMESPACES))
+        )
+        name = self.random.choice(names)
+        version = self.random.choice((0, 0, 0, 7))
+        most, rate = self.random.choice((0, 1, 2)), self.random.choice((0, 0, 100, 1_500))
+        burst, paused = self.random.choice((1, 3)), self.random.random() < 0.3
+        commands: tuple[c.Command, ...] = (
+            c.SetGate(self.request(), kind, name, version, most, rate, burst),
+            c.PauseGate(self.request(), kind, name, paused, "why"),
+            c.DeleteGate(self.request(), kind, name, version),
+        )
+        self.user(self.random.choices(commands, weights=(5, 3, 1))[0])
 
     def fire(self) -> None:
         batch: list[c.Command] = []
@@ -249,7 +283,7 @@ class World:
     # -- pieces ------------------------------------------------------------------------------------
 
     def job_name(self) -> str:
-        return f"default/j{self.random.randrange(6)}"
+        return f"{self.random.choice(NAMESPACES)}/j{self.random.randrange(4)}"
 
     def request(self) -> c.RequestKey:
         self.requests += 1
@@ -260,6 +294,7 @@ class World:
 
     def spec(self) -> JobSpec:
         count = self.random.choice((0, 1, 1, 1, 2))
+        key = self.random.choice(("", "", "k", "other"))
         return JobSpec(
             handler="h",
             schedules=tuple(self.schedule() for _ in range(count)),
@@ -268,12 +303,27 @@ class World:
             misfire_grace_ms=self.random.choice((0, 5_000, 60_000)),
             catchup_limit=self.random.choice((1, 3)),
             jitter_ms=self.random.choice((0, 0, 4_000)),
+            queue=self.random.choice(QUEUES),
+            max_concurrent_runs=self.random.choice((0, 1, 2)),
+            concurrency_key=key,
+            max_concurrent_per_key=self.random.choice((1, 2)) if key else 0,
             start_deadline_ms=self.random.choice((None, None, 0, 20_000)),
             max_runs=self.random.choice((0, 0, 0, 2, 9)),
             retry=RetryPolicy(
                 self.random.choice((1, 2, 3)), 1_000, 2_000, 5_000, non_retryable_errors=("Fatal",)
             ),
         )
+
+    def edited(self, spec: JobSpec) -> JobSpec:
+        """Another definition, often one that differs in little."""
+        other = self.spec()
+        if self.random.random() < 0.4:
+            return other
+        name = self.random.choice(("start_deadline_ms", "concurrency_key", "queue", "overlap"))
+        changes = {name: getattr(other, name)}
+        if name == "concurrency_key":
+            changes["max_concurrent_per_key"] = other.max_concurrent_per_key
+        return replace(spec, **changes)
 
     def schedule(self) -> Schedule:
         kind = self.random.choice(tuple(ScheduleKind))
@@ -309,6 +359,8 @@ class World:
         for command, result in zip(batch, results, strict=True):
             assert isinstance(result, Applied) or result.reason in EXPECTED, (command, result)
             self.check_repeat(command, result, requests)
+            if isinstance(result, Rejected) and "limit" in result.detail:
+                self.waited_for.add(result.detail["limit"].partition("/")[0])
             self.take_note(command, result, jobs)
         self.check_changes(batch, runs, jobs)
         self.check_runs()
@@ -331,6 +383,7 @@ class World:
         if isinstance(command, c.Fire):
             due_ms = max((decision.due_time_ms for decision in command.decisions), default=0)
             assert due_ms <= self.state.time_ms, f"{command.name} fired early"
+            assert command.plan.mark_time_ms <= self.state.time_ms, f"{command.name} ahead of time"
         if isinstance(command, c.Complete | c.Expire | c.Release) and not result.repeated:
             run = result.value
             assert isinstance(run, Run)
@@ -369,8 +422,11 @@ class World:
                     may_end(command, before) for command in batch
                 ), f"{name} was dropped as {before.state}"
                 continue
-            if before.state in FINAL_STATES:
-                assert after.state is before.state, f"{name} is {after.state} after its end"
+            if before.state in FINAL_STATES and after.state is not before.state:
+                assert after.hand_retry_count > before.hand_retry_count, f"{name} came back"
+                assert before.state is not RunState.SUCCEEDED, f"{name} succeeded, and came back"
+                kept_lapsed = before.nominal_time_ms is not None and before.reason == machine.LAPSED
+                assert not kept_lapsed, f"{name} came back, and the ledger has it as skipped"
             if after.covers_to_ms != before.covers_to_ms:
                 assert not before.last_token, f"{name} covers more although it was granted"
                 mine = self.state.spec_of(before).start_deadline_ms
@@ -384,11 +440,12 @@ class World:
         for job in self.state.changed_jobs:
             self.check_overlap(job, runs)
             self.check_max_runs(job, runs, jobs)
+        self.check_limits(batch, runs)
 
     def check_deadline(self, before: Run, after: Run) -> None:
         """A run that never started starts by its deadline, or is ended after it."""
         deadline_ms = self.state.spec_of(before).start_deadline_ms
-        if deadline_ms is None or before.last_token:
+        if deadline_ms is None or before.last_token or before.hand_retry_count:
             assert after.reason != machine.LAPSED or before.reason == machine.LAPSED
             return
         until_ms = before.due_time_ms + deadline_ms
@@ -398,6 +455,84 @@ class World:
             assert self.state.time_ms <= until_ms, f"{before.name} started after its deadline"
         elif after.reason == machine.LAPSED and before.reason != machine.LAPSED:
             assert self.state.time_ms > until_ms, f"{before.name} lapsed before its deadline"
+
+    def check_limits(self, batch: Sequence[c.Command], before: dict[str, Run]) -> None:
+        """No limit is passed by a grant, and who holds a limit of one has a newer token each time.
+
+        Counted from the runs, not from the machine's own counters. A limit that was lowered below
+        what is held lets nothing new in.
+        """
+        held: dict[Scope, list[Run]] = {}
+        for run in self.state.runs.values():
+            if run.lease is not None:
+                for scope in self.scopes(run):
+                    held.setdefault(scope, []).append(run)
+        assert self.state.held == {scope: len(runs) for scope, runs in held.items()}
+        granted = [
+            run
+            for run in self.state.runs.values()
+            if run.last_token == self.state.index
+            and (run.name not in before or before[run.name].last_token != run.last_token)
+        ]
+        for run in granted:
+            for scope in self.scopes(run):
+                most = self.most(run, scope)
+                if most and run.lease is not None:
+                    assert len(held[scope]) <= most, f"{scope} holds {held[scope]}, not {most}"
+                if most == 1:
+                    last = self.holder_token.get(scope, 0)
+                    assert run.last_token > last, f"two holders of {scope} have token {last}"
+                    alike = [other.name for other in granted if scope in self.scopes(other)]
+                    assert alike == [run.name], f"{alike} had {scope} in one entry"
+        for run in granted:
+            for scope in self.scopes(run):
+                self.holder_token[scope] = run.last_token
+                gate = self.state.gates.get(scope)
+                if gate is not None:
+                    assert not gate.paused, f"{run.name} was granted, and {scope} is paused"
+                    self.check_rate(gate)
+
+    def check_rate(self, gate: Gate) -> None:
+        """Between any two grants there was time for all that lie between, but for the burst."""
+        key = (gate.kind, gate.name, gate.version)
+        times = self.grant_times.setdefault(key, [])
+        times.append(self.state.time_ms)
+        if gate.rate_permille:
+            for number, since_ms in enumerate(reversed(times[-50:]), start=1):
+                earned = (times[-1] - since_ms) * gate.rate_permille / 1_000_000
+                assert number <= gate.burst + earned, (
+                    f"{number} grants within {times[-1] - since_ms}"
+                )
+
+    def scopes(self, run: Run) -> list[Scope]:
+        spec, namespace = self.state.spec_of(run), run.job.partition("/")[0]
+        found: list[Scope] = [(ScopeKind.JOB, run.job), (ScopeKind.QUEUE, spec.queue)]
+        found.append((ScopeKind.NAMESPACE, namespace))
+        if spec.concurrency_key:
+            found.append((ScopeKind.KEY, f"{namespace}/{spec.concurrency_key}"))
+        return found
+
+    def most(self, run: Run, scope: Scope) -> int:
+        """The limit of a scope, from the definitions that there are; 0: none."""
+        kind, name = scope
+        if kind is ScopeKind.JOB:
+            return self.state.jobs[run.job].spec.max_concurrent_runs
+        if kind is ScopeKind.KEY:
+            limits = [
+                job.spec.max_concurrent_per_key
+                for job in self.state.jobs.values()
+                if not job.deleted
+                and f"{job.name.partition('/')[0]}/{job.spec.concurrency_key}" == name
+            ]
+            for other in self.state.runs.values():
+                job, spec = self.state.jobs[other.job], self.state.spec_of(other)
+                left = job.deleted or job.spec.concurrency_key != spec.concurrency_key
+                holds = other.lease is not None and scope in self.scopes(other)
+                if left and (holds or other is run):
+                    limits.append(spec.max_concurrent_per_key)
+            return min(limits)
+        gate = self.state.gates.get(scope)
+        return gate.max_held if gate is not None else 0
 
     def check_overlap(self, name: str, before: dict[str, Run]) -> None:
         """Overlap is decided by the runs that have not ended, all of them and no others."""
@@ -446,8 +581,8 @@ class World:
         assert token > self.newest_token.get(name, 0), f"{name}: token did not rise"
         self.newest_token[name] = token
         if self.state.spec_of(run).overlap is not Overlap.ALLOW:
-            assert token > self.holder_token.get(run.job, 0), f"{run.job}: holders share a token"
-            self.holder_token[run.job] = token
+            assert token > self.job_token.get(run.job, 0), f"{run.job}: holders share a token"
+            self.job_token[run.job] = token
         self.grants.append((name, token))
 
     def note_update(self, command: c.UpdateJob, before: Job) -> None:

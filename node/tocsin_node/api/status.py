@@ -120,6 +120,10 @@ ANSWERS: Mapping[str, Answer] = {
     "NOT_DUE": Answer(_Code.FAILED_PRECONDITION, _nothing),
     "NOT_READY": Answer(_Code.FAILED_PRECONDITION, _nothing),
     "BLOCKED": Answer(_Code.FAILED_PRECONDITION, _nothing),
+    "RUN_NOT_ENDED": Answer(_Code.FAILED_PRECONDITION, _nothing),
+    "RUN_SUCCEEDED": Answer(_Code.FAILED_PRECONDITION, _nothing),
+    "RUN_LAPSED": Answer(_Code.FAILED_PRECONDITION, _nothing),
+    "QUEUE_NOT_FOUND": Answer(_Code.NOT_FOUND, _resource("Queue")),
     "DEADLINE_PASSED": Answer(_Code.FAILED_PRECONDITION, _nothing),
 }
 

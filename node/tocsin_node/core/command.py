@@ -12,7 +12,7 @@ import hashlib
 
 import msgspec
 
-from tocsin_node.core.model import AttemptOutcome, JobSpec, Limits, Outcome, Record
+from tocsin_node.core.model import AttemptOutcome, JobSpec, Limits, Outcome, Record, ScopeKind
 
 
 class Decision(Record, frozen=True):
@@ -189,6 +189,42 @@ class AdvanceFence(Command, frozen=True, tag=20):
     ttl_ms: int
 
 
+class RetryRuns(Command, frozen=True, tag=15):
+    """Makes runs that failed or were cancelled wait again, with all their attempts before them."""
+
+    request: RequestKey
+    names: tuple[str, ...]
+
+
+class SetGate(Command, frozen=True, tag=16):
+    """Sets the limits of a queue or a namespace; leaves alone whether it is paused."""
+
+    request: RequestKey
+    kind: ScopeKind
+    name: str
+    version: int  # 0: whatever it is
+    max_held: int
+    rate_permille: int
+    burst: int
+
+
+class PauseGate(Command, frozen=True, tag=17):
+    """Stops or resumes the grants of a queue or a namespace."""
+
+    request: RequestKey
+    kind: ScopeKind
+    name: str
+    paused: bool
+    note: str
+
+
+class DeleteGate(Command, frozen=True, tag=18):
+    request: RequestKey
+    kind: ScopeKind
+    name: str
+    version: int  # 0: whatever it is
+
+
 AnyCommand = (
     BeginTerm
     | CreateJob
@@ -205,6 +241,10 @@ AnyCommand = (
     | Expire
     | Lapse
     | AdvanceFence
+    | RetryRuns
+    | SetGate
+    | PauseGate
+    | DeleteGate
 )
 
 _encoder = msgspec.msgpack.Encoder()

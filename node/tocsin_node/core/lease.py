@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
+from tocsin_node.core import limits
 from tocsin_node.core.model import (
     FINAL_STATES,
     Attempt,
@@ -40,7 +41,7 @@ def blocked(state: State, run: Run, *, now_ms: int) -> Rejected | None:
     other = excluded_by(state, run)
     if other is not None:
         return Rejected(Reason.BLOCKED, f"run {run.name} waits for {other} to end", {"run": other})
-    return None
+    return limits.refused_by(state, run, now_ms=now_ms)
 
 
 def excluded_by(state: State, run: Run) -> str | None:
@@ -52,16 +53,18 @@ def excluded_by(state: State, run: Run) -> str | None:
 def deadline_ms(state: State, run: Run) -> int | None:
     """The last instant at which a run may start that never did; None: any.
 
-    Counted from the due time of the newest occurrence that the run covers, or from when it was made
-    ready by hand.
+    Counted from the due time of the newest occurrence that the run covers. Whoever retries a run by
+    hand wants it late rather than never.
     """
     after_ms = state.spec_of(run).start_deadline_ms
-    if after_ms is None or run.state is not RunState.PENDING or run.last_token:
+    if after_ms is None or run.state is not RunState.PENDING:
+        return None
+    if run.last_token or run.hand_retry_count:
         return None
     due_ms = run.due_time_ms
     if run.nominal_time_ms is not None and run.covers_to_ms is not None:
         due_ms += run.covers_to_ms - run.nominal_time_ms
-    return max(due_ms, run.ready_time_ms) + after_ms
+    return due_ms + after_ms
 
 
 def past_deadline(state: State, run: Run, *, now_ms: int) -> bool:

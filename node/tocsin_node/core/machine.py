@@ -8,7 +8,7 @@ Rejected and changes nothing. Every transition of a run goes through here:
        |                     |----the same, none left or not retryable -------> FAILED
        '------Release--------|----any end but success, after CancelRuns ------> CANCELLED
     RETRY_WAIT --Grant--> LEASED          PENDING, RETRY_WAIT --CancelRuns--> CANCELLED
-    PENDING, never granted --Lapse--> CANCELLED
+    PENDING, never granted --Lapse--> CANCELLED          FAILED, CANCELLED --RetryRuns--> PENDING
 
 Refuses to ask for anything: what depends on the host arrives in the command.
 """
@@ -22,6 +22,7 @@ from msgspec.structs import replace
 
 from tocsin_node.core import fence as fences
 from tocsin_node.core import lease as leases
+from tocsin_node.core import limits
 from tocsin_node.core.command import (
     AdvanceFence,
     BeginTerm,
@@ -30,16 +31,20 @@ from tocsin_node.core.command import (
     Complete,
     CreateJob,
     Decision,
+    DeleteGate,
     DeleteJob,
     Expire,
     Fire,
     Grant,
     Lapse,
+    PauseGate,
     PauseJob,
     Plan,
     Release,
     RequestKey,
     ResumeJob,
+    RetryRuns,
+    SetGate,
     TriggerJob,
     UpdateJob,
 )
@@ -47,6 +52,7 @@ from tocsin_node.core.model import (
     FINAL_STATES,
     AttemptOutcome,
     Cause,
+    Gate,
     Job,
     Lease,
     Outcome,
@@ -55,6 +61,8 @@ from tocsin_node.core.model import (
     Request,
     Run,
     RunState,
+    Scope,
+    ScopeKind,
     Term,
     namespace_of,
     utc_name,
@@ -66,6 +74,7 @@ _BEHIND_REASONS = {Outcome.MISSED: "misfire", Outcome.SKIPPED: "pause"}
 DEADLINE = "deadline"  # why the ledger says SKIPPED of what started too late
 LAPSED = "start deadline passed"
 USED_UP = "max_runs"  # why the ledger says SKIPPED of what came after the last run
+GATES_MAX = 10_000
 QUEUE_ALL_MAX = 100  # runs of one job that wait under `queue_all`; the last one covers the rest
 
 
@@ -84,12 +93,12 @@ def apply_entry(
     assert index > state.index, f"entry {index} is not newer than {state.index}"
     state.index = index
     state.time_ms = max(state.time_ms, stamp_ms)
-    state.changed_runs, state.changed_jobs = {}, {}
-    granted: set[str] = set()  # jobs with a grant in this entry; asked, never walked through
+    state.changed_runs, state.changed_jobs, state.changed_gates = {}, {}, {}
+    granted: set[Scope] = set()  # those with a grant in this entry; asked, never walked through
     return [_apply(state, command, granted) for command in commands]
 
 
-def _apply(state: State, command: Command, granted: set[str]) -> Result:
+def _apply(state: State, command: Command, granted: set[Scope]) -> Result:
     if isinstance(command, Grant):
         return _grant(state, command, granted)
     return _HANDLERS[type(command)](state, command)
@@ -264,7 +273,9 @@ def _fire(state: State, command: Fire) -> Result:
         return Rejected(Reason.STALE_PLAN, f"job {job.name} is paused")
     if (stale := _stale_plan(job, command)) is not None:
         return stale
-    if any(decision.due_time_ms > state.time_ms for decision in command.decisions):
+    early = any(decision.due_time_ms > state.time_ms for decision in command.decisions)
+    if early or command.plan.mark_time_ms > state.time_ms:
+        # What is only skipped has no due time, and must not be decided ahead of it either.
         return Rejected(Reason.NOT_DUE, f"an occurrence of {job.name} is not due yet")
     job = _decide_all(state, job, command.decisions)
     state.put_job(_planned(job, command.plan))
@@ -431,16 +442,24 @@ def _record(
 # -- runs ------------------------------------------------------------------------------------------
 
 
-def _grant(state: State, command: Grant, granted: set[str]) -> Result:
+def _grant(state: State, command: Grant, granted: set[Scope]) -> Result:
     run = state.runs.get(command.run)
     if run is None:
         return _no_run(command.run)
     if (refusal := leases.blocked(state, run, now_ms=state.time_ms)) is not None:
         return refusal
-    if run.job in granted and (run.last_token == state.index or not leases.may_overlap(state, run)):
-        # Both would carry this entry's index as their token, and a token must order its holders.
+    # Two in one entry would carry its index both, and a token must order those that exclude others.
+    scopes = state.scopes_of(run)
+    if (ScopeKind.JOB, run.job) in granted and (
+        run.last_token == state.index or not leases.may_overlap(state, run)
+    ):
         return Rejected(Reason.BLOCKED, f"job {run.job} had a grant in the same entry")
-    granted.add(run.job)
+    for scope in scopes:
+        if scope in granted and limits.most_held(state, run, scope) == 1:
+            message = f"{limits.words(scope)} had a grant in the same entry"
+            return Rejected(Reason.BLOCKED, message, {"limit": f"{scope[0]}/{scope[1]}"})
+    granted.update(scopes)
+    limits.spend(state, run)
     _close_ranges(state, run)
     lease = Lease(
         token=state.index,
@@ -569,8 +588,53 @@ def _cancel_runs(state: State, command: CancelRuns) -> Result:
         else:
             _cancel(state, run, command.reason or "cancelled by request")
             refusals.append(None)
-    _remember(state, command.request, "")
+    _remember(state, command.request, str(refusals.count(None)))
     return Applied(tuple(refusals))
+
+
+def _retry_runs(state: State, command: RetryRuns) -> Result:
+    if (known := _known_request(state, command.request, {})) is not None:
+        return known if isinstance(known, Rejected) else Applied((None,) * len(command.names), True)
+    refusals: list[Reason | None] = []
+    for name in command.names:
+        refused = _cannot_retry(state, name)
+        refusals.append(refused)
+        if refused is None:
+            state.put_run(_anew(state, state.runs[name]))
+    _remember(state, command.request, str(refusals.count(None)))
+    return Applied(tuple(refusals))
+
+
+def _cannot_retry(state: State, name: str) -> Reason | None:
+    run = state.runs.get(name)
+    if run is None or state.job(run.job) is None:
+        return Reason.RUN_NOT_FOUND
+    if not _ended(run):
+        return Reason.RUN_NOT_ENDED
+    if run.state is RunState.SUCCEEDED:
+        return Reason.RUN_SUCCEEDED
+    if run.nominal_time_ms is not None and run.reason == LAPSED:
+        return Reason.RUN_LAPSED
+    if len(state.waiting) >= state.limits.pending_runs:
+        return Reason.QUOTA_EXCEEDED
+    return None
+
+
+def _anew(state: State, run: Run) -> Run:
+    """The run as if it was made now, but for what is known of its earlier attempts."""
+    return replace(
+        run,
+        state=RunState.PENDING,
+        ready_time_ms=state.time_ms,
+        attempt_count=0,
+        release_count=0,
+        cancel_requested=False,
+        reason="",
+        end_time_ms=None,
+        end_index=0,
+        hand_retry_count=run.hand_retry_count + 1,
+        revision=state.index,
+    )
 
 
 def _cancel(state: State, run: Run, reason: str) -> None:
@@ -597,17 +661,17 @@ def _settle_run(state: State, run: Run) -> None:
 
 def _retain(state: State, job: str) -> None:
     """Drops finished runs that any bound has passed; of one job's, failed ones go last."""
-    limits = state.limits
+    bounds = state.limits
     mine = state.finished_by_job.get(job, {})
-    while len(mine) > limits.runs_per_job:
+    while len(mine) > bounds.runs_per_job:
         good = (name for name in mine if state.runs[name].state is not RunState.FAILED)
         state.drop_run(next(good, next(iter(mine))))
         mine = state.finished_by_job.get(job, {})
-    oldest_ms = state.time_ms - limits.run_retention_ms
+    oldest_ms = state.time_ms - bounds.run_retention_ms
     while state.finished:
         first = next(iter(state.finished))
         ended_ms = state.runs[first].end_time_ms or 0
-        if len(state.finished) <= limits.finished_runs and ended_ms >= oldest_ms:
+        if len(state.finished) <= bounds.finished_runs and ended_ms >= oldest_ms:
             break
         state.drop_run(first)
 
@@ -619,6 +683,74 @@ def _drop_if_gone(state: State, name: str) -> None:
         return
     if all(_ended(state.runs[run]) for run in state.runs_by_job.get(name, ())):
         state.drop_job(name)
+
+
+# -- gates -----------------------------------------------------------------------------------------
+
+
+def _set_gate(state: State, command: SetGate) -> Result:
+    scope = (command.kind, command.name)
+    if (known := _known_request(state, command.request, {})) is not None:
+        return known if isinstance(known, Rejected) else Applied(state.gates.get(scope), True)
+    old = state.gates.get(scope)
+    if (refusal := _gate_moved(old, command.version)) is not None:
+        return refusal
+    if old is None and len(state.gates) >= GATES_MAX:
+        return Rejected(Reason.QUOTA_EXCEEDED, f"{GATES_MAX} queues and namespaces have limits")
+    gate = old or Gate(command.kind, command.name, state.index)
+    # A bucket that was there keeps what it held, so that a change gives nothing away.
+    full = command.burst * limits.PERMIT
+    left = limits.level(gate, state.time_ms) if gate.rate_permille else full
+    gate = replace(
+        gate,
+        version=state.index,
+        max_held=command.max_held,
+        rate_permille=command.rate_permille,
+        burst=command.burst,
+        level=min(left, full),
+        level_time_ms=state.time_ms,
+    )
+    state.put_gate(gate)
+    _remember(state, command.request, command.name)
+    return Applied(gate)
+
+
+def _pause_gate(state: State, command: PauseGate) -> Result:
+    scope = (command.kind, command.name)
+    if (known := _known_request(state, command.request, {})) is not None:
+        return known if isinstance(known, Rejected) else Applied(state.gates.get(scope), True)
+    if scope not in state.gates and len(state.gates) >= GATES_MAX:
+        return Rejected(Reason.QUOTA_EXCEEDED, f"{GATES_MAX} queues and namespaces have limits")
+    gate = state.gates.get(scope) or Gate(command.kind, command.name, state.index)
+    note = command.note if command.paused else ""
+    gate = replace(gate, version=state.index, paused=command.paused, note=note)
+    state.put_gate(gate)
+    _remember(state, command.request, command.name)
+    return Applied(gate)
+
+
+def _delete_gate(state: State, command: DeleteGate) -> Result:
+    if (known := _known_request(state, command.request, {})) is not None:
+        return known
+    scope = (command.kind, command.name)
+    old = state.gates.get(scope)
+    if old is None:
+        message = f"{limits.words(scope)} has no limits of its own"
+        return Rejected(Reason.QUEUE_NOT_FOUND, message, {"queue": command.name})
+    if (refusal := _gate_moved(old, command.version)) is not None:
+        return refusal
+    state.drop_gate(scope)
+    _remember(state, command.request, command.name)
+    return Applied()
+
+
+def _gate_moved(gate: Gate | None, version: int) -> Rejected | None:
+    current = 0 if gate is None else gate.version
+    if version in (0, current):
+        return None
+    return Rejected(
+        Reason.ETAG_MISMATCH, f"the limits are at {current}", {"current_etag": str(current)}
+    )
 
 
 # -- checks ----------------------------------------------------------------------------------------
@@ -720,4 +852,8 @@ _HANDLERS: dict[type[Command], Callable[[State, Any], Result]] = {
     Expire: _expire,
     Lapse: _lapse,
     AdvanceFence: fences.advance,
+    RetryRuns: _retry_runs,
+    SetGate: _set_gate,
+    PauseGate: _pause_gate,
+    DeleteGate: _delete_gate,
 }

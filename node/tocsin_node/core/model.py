@@ -124,6 +124,9 @@ class JobSpec(Record, frozen=True):
     labels: tuple[tuple[str, str], ...] = ()  # sorted by key
     start_deadline_ms: int | None = None  # after the due time; not started by then: never
     max_runs: int = 0  # occurrences that ran or were covered, until the job is finished; 0: no end
+    max_concurrent_runs: int = 0  # 0: any number
+    concurrency_key: str = ""  # shared by jobs of one namespace
+    max_concurrent_per_key: int = 0
 
 
 class Job(Record, frozen=True):
@@ -214,6 +217,7 @@ class Run(Record, frozen=True):
     create_index: int = 0  # log index of the entry that made it
     refused: tuple[RefusedReport, ...] = ()  # the last few
     end_index: int = 0  # log index of the entry that ended it
+    hand_retry_count: int = 0  # times it was made to wait again after its end
 
 
 class Range(Record, frozen=True):
@@ -254,6 +258,33 @@ class Term(Record, frozen=True):
     index: int  # log index of its first entry
     time_ms: int
     node_id: str
+
+
+class ScopeKind(enum.StrEnum):
+    """What runs are counted in while they are held."""
+
+    QUEUE = "queue"
+    NAMESPACE = "namespace"
+    JOB = "job"
+    KEY = "key"
+
+
+Scope = tuple[ScopeKind, str]  # the name of a key is `{namespace}/{key}`
+
+
+class Gate(Record, frozen=True):
+    """The stored limits of a queue, or of a namespace."""
+
+    kind: ScopeKind  # QUEUE or NAMESPACE
+    name: str
+    version: int  # log index of its last change
+    max_held: int = 0  # runs held at once; 0: any number
+    rate_permille: int = 0  # thousandths of a grant per second; 0: no rate
+    burst: int = 1  # grants that may come at once after a silence
+    paused: bool = False  # no grants
+    note: str = ""  # who paused it and why
+    level: int = 0  # of the bucket, see limits.py
+    level_time_ms: int = 0
 
 
 class Limits(Record, frozen=True):

@@ -23,6 +23,10 @@ class Reason(enum.StrEnum):
     NOT_DUE = "NOT_DUE"  # would be early
     NOT_READY = "NOT_READY"  # the run cannot be granted in its state
     BLOCKED = "BLOCKED"  # another run excludes this one now
+    RUN_NOT_ENDED = "RUN_NOT_ENDED"  # only what failed or was cancelled can be retried by hand
+    RUN_SUCCEEDED = "RUN_SUCCEEDED"
+    RUN_LAPSED = "RUN_LAPSED"  # the ledger says that its occurrence was skipped
+    QUEUE_NOT_FOUND = "QUEUE_NOT_FOUND"
     DEADLINE_PASSED = "DEADLINE_PASSED"  # the run never started, and must not any more
 
 

@@ -20,6 +20,7 @@ from tocsin_node.core.model import (
     FINAL_STATES,
     SECOND_MS,
     Fence,
+    Gate,
     Job,
     JobSpec,
     Limits,
@@ -29,6 +30,8 @@ from tocsin_node.core.model import (
     Request,
     Run,
     RunState,
+    Scope,
+    ScopeKind,
     Span,
     Term,
     namespace_of,
@@ -136,6 +139,8 @@ class State:
         self.ledger: dict[str, Ledger] = {}  # by job name
         self.requests: dict[str, Request] = {}  # oldest first
         self.fences: dict[str, Fence] = {}  # by resource
+        self.gates: dict[Scope, Gate] = {}
+        self.changed_gates: dict[Scope, None] = {}
         self.changed_runs: OrderedSet = {}  # by the entry that is being applied
         self.changed_jobs: OrderedSet = {}
         self._reset_indexes()
@@ -148,6 +153,9 @@ class State:
         self.pending: dict[str, OrderedSet] = {}  # by job, in order of creation
         self.waiting: OrderedSet = {}  # PENDING or RETRY_WAIT
         self.leases: dict[str, int] = {}  # fencing token of each live lease, by run
+        self.held: dict[Scope, int] = {}  # how many live leases each scope has
+        self.key_limits: dict[Scope, Counter[int]] = {}  # what applies to each concurrency key
+        self._strays: dict[str, tuple[Scope, int]] = {}  # held runs whose job has left their key
         self.recent: OrderedSet = {}  # all runs, the one that changed last at the end
         self.finished: OrderedSet = {}  # in order of their end
         self.finished_by_job: dict[str, OrderedSet] = {}
@@ -166,6 +174,17 @@ class State:
     def spec_of(self, run: Run) -> JobSpec:
         """The definition that a run executes, as it was when the run was made."""
         return self.versions[run.job, run.version]
+
+    def scopes_of(self, run: Run) -> tuple[Scope, ...]:
+        """What a run is counted in while it is held: the same from its making to its end."""
+        spec, namespace = self.spec_of(run), namespace_of(run.job)
+        scopes = (
+            (ScopeKind.QUEUE, spec.queue),
+            (ScopeKind.NAMESPACE, namespace),
+            (ScopeKind.JOB, run.job),
+        )
+        key = _key_scope(run.job, spec)
+        return scopes if key is None else (*scopes, key)
 
     def next_due_ms(self) -> int | None:
         """Start of the first second in which a job is due (UTC milliseconds); None: never."""
@@ -209,6 +228,7 @@ class State:
         before = self.jobs.get(job.name)
         if before is not None:
             self._unindex_due(before)
+            self._unindex_key(before)
         if before is None or before.version != job.version:
             self.versions[job.name, job.version] = job.spec
             self._use_version((job.name, job.version), +1)
@@ -218,6 +238,7 @@ class State:
             self.jobs_by_namespace[namespace_of(job.name)] += 1
         self.jobs[job.name] = job
         self._index_due(job)
+        self._index_key(job)
         self.changed_jobs[job.name] = None
 
     def end_version(self, job: Job) -> None:
@@ -239,6 +260,7 @@ class State:
         job = self.jobs.pop(name)
         self.jobs_by_namespace[namespace_of(name)] -= 1
         self._unindex_due(job)
+        self._unindex_key(job)
         self._use_version((name, job.version), -1)
         ledger = self.ledger.pop(name, None)
         if ledger is not None:
@@ -269,6 +291,18 @@ class State:
         self.recent.pop(name, None)
         self._use_version((run.job, run.version), -1)
         self.changed_runs[name] = None
+
+    def put_gate(self, gate: Gate) -> None:
+        self.gates[gate.kind, gate.name] = gate
+        self.changed_gates[gate.kind, gate.name] = None
+
+    def drop_gate(self, scope: Scope) -> None:
+        del self.gates[scope]
+        self.changed_gates[scope] = None
+
+    def spend(self, scope: Scope, gate: Gate) -> None:
+        """Notes the level of a gate's bucket; its settings are as they were."""
+        self.gates[scope] = gate
 
     def record(self, job: Job, new: Range) -> None:
         """Writes into a job's ledger, and forgets there what the audit window has left behind."""
@@ -327,6 +361,42 @@ class State:
         if job.due_time_ms is not None:
             _discard(self._due, job.due_time_ms // SECOND_MS, job.name)
 
+    def _index_key(self, job: Job) -> None:
+        """A key's limit is what definitions say that name it, and held runs whose job has moved."""
+        scope = _key_scope(job.name, job.spec)
+        if scope is not None and not job.deleted:
+            self._count_key_limit(scope, job.spec.max_concurrent_per_key, +1)
+        for name in self.active.get(job.name, ()):
+            if name in self.leases:
+                self._index_stray(self.runs[name])
+
+    def _unindex_key(self, job: Job) -> None:
+        scope = _key_scope(job.name, job.spec)
+        if scope is not None and not job.deleted:
+            self._count_key_limit(scope, job.spec.max_concurrent_per_key, -1)
+        for name in self.active.get(job.name, ()):
+            self._unindex_stray(name)
+
+    def _index_stray(self, run: Run) -> None:
+        spec, job = self.spec_of(run), self.jobs[run.job]
+        scope = _key_scope(run.job, spec)
+        if scope is not None and (job.deleted or _key_scope(job.name, job.spec) != scope):
+            self._strays[run.name] = (scope, spec.max_concurrent_per_key)
+            self._count_key_limit(scope, spec.max_concurrent_per_key, +1)
+
+    def _unindex_stray(self, name: str) -> None:
+        stray = self._strays.pop(name, None)
+        if stray is not None:
+            self._count_key_limit(*stray, -1)
+
+    def _count_key_limit(self, scope: Scope, limit: int, step: int) -> None:
+        counts = self.key_limits.setdefault(scope, Counter())
+        counts[limit] += step
+        if not counts[limit]:
+            del counts[limit]
+        if not counts:
+            del self.key_limits[scope]
+
     def _use_version(self, key: tuple[str, int], step: int) -> None:
         """A version lives as long as its job, a run or a ledger range refers to it."""
         self.version_uses[key] += step
@@ -345,6 +415,9 @@ class State:
             self.waiting[run.name] = None
         if run.lease is not None:
             self.leases[run.name] = run.lease.token
+            for scope in self.scopes_of(run):
+                self.held[scope] = self.held.get(scope, 0) + 1
+            self._index_stray(run)
         if run.state in FINAL_STATES:
             self.finished[run.name] = None
             self.finished_by_job.setdefault(run.job, {})[run.name] = None
@@ -355,7 +428,12 @@ class State:
         _discard(self.pending, run.job, run.name)
         _discard(self.finished_by_job, run.job, run.name)
         self.waiting.pop(run.name, None)
-        self.leases.pop(run.name, None)
+        if self.leases.pop(run.name, None) is not None:
+            for scope in self.scopes_of(run):
+                self.held[scope] -= 1
+                if not self.held[scope]:
+                    del self.held[scope]
+            self._unindex_stray(run.name)
         self.finished.pop(run.name, None)
 
 
@@ -377,6 +455,7 @@ class _Snapshot(Record, frozen=True):
     spans: tuple[tuple[str, tuple[Span, ...]], ...] = ()  # by job, of those that have any
     terms: tuple[Term, ...] = ()
     fences: tuple[Fence, ...] = ()
+    gates: tuple[Gate, ...] = ()
 
 
 def snapshot(state: State) -> bytes:
@@ -406,6 +485,7 @@ def snapshot(state: State) -> bytes:
             ),
             tuple(state.terms),
             tuple(state.fences[resource] for resource in sorted(state.fences)),
+            tuple(state.gates[scope] for scope in sorted(state.gates)),
         )
     )
 
@@ -431,6 +511,7 @@ def restore(data: bytes) -> State:
         state.jobs_by_namespace[namespace_of(job.name)] += 1
         state._use_version((job.name, job.version), +1)
         state._index_due(job)
+        state._index_key(job)
     for name, floor_ms, ranges in stored.ledger:
         state.ledger[name] = Ledger(floor_ms, ranges)
         for kept in ranges:
@@ -452,7 +533,14 @@ def restore(data: bytes) -> State:
     for name in stored.ended_order:
         state._index_run_state(state.runs[name])
     state.requests = dict(stored.requests)
+    state.gates = {(gate.kind, gate.name): gate for gate in stored.gates}
     return state
+
+
+def _key_scope(job: str, spec: JobSpec) -> Scope | None:
+    if not spec.concurrency_key:
+        return None
+    return ScopeKind.KEY, f"{namespace_of(job)}/{spec.concurrency_key}"
 
 
 def _alike(last: Range, new: Range) -> bool:
