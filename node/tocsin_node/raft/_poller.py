@@ -88,6 +88,13 @@ class LoopPoller:
             if waiting is not None:
                 self._ready(waiting, READ)
 
+    def call(self, callback: Callable[..., None], *args: object) -> None:
+        """Calls back with the same care for exceptions; for timers of a socket's owner."""
+        try:
+            callback(*args)
+        except Exception as error:
+            self._on_error(error)
+
     def close(self) -> None:
         for fd in list(self._subscriptions):
             self.unsubscribe(fd)
@@ -96,7 +103,4 @@ class LoopPoller:
         # A handle queued before its socket was closed must not touch the next owner of the number.
         if self._subscriptions.get(subscription.fd) is not subscription:
             return
-        try:
-            subscription.callback(subscription.fd, event)
-        except Exception as error:
-            self._on_error(error)
+        self.call(subscription.callback, subscription.fd, event)

@@ -1,18 +1,43 @@
-"""The data folder of one node: who holds it, and whose it is. Not what else lies in it."""
+"""The data folder of one node: who holds it, whose it is, and whom it has met. Not what else lies
+in it.
+
+Each folder has a random name, given when it is made, and counts its starts; each start has a random
+name too. Peers remember all three, so that a node which comes back with an emptied or an older
+folder is noticed (it may have forgotten entries and votes that others rely on), and so are copies.
+"""
 
 from __future__ import annotations
 
 import fcntl
 import json
 import os
+import secrets
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tocsin_node.raft.errors import DataDirInUse, WrongDataDir
 
 LOCK_NAME = "LOCK"
 IDENTITY_NAME = "identity.json"
 JOURNAL_NAME = "journal"
+PEERS_NAME = "peers.json"
 IDENTITY_FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Incarnation:
+    """One data folder at one of its starts.
+
+    Attributes:
+        folder: random name of the folder.
+        starts: which start of it this is, from 1.
+        start: random name of this start.
+    """
+
+    folder: str
+    starts: int
+    start: str
 
 
 class DataDir:
@@ -21,9 +46,11 @@ class DataDir:
     The lock is a kernel lock on an open file, so it ends with the process, however that ends.
     """
 
-    def __init__(self, path: Path, lock_fd: int) -> None:
+    def __init__(self, path: Path, lock_fd: int, incarnation: Incarnation) -> None:
         self.path = path
+        self.incarnation = incarnation
         self._lock_fd = lock_fd
+        self._peers = _read_peers(path / PEERS_NAME)
 
     @property
     def journal_path(self) -> Path:
@@ -50,11 +77,27 @@ class DataDir:
                     f"data folder {path} is held by another node process;"
                     " stop that one or give this node a folder of its own"
                 ) from None
-            _check_identity(path, cluster_id=cluster_id, node_id=node_id)
+            incarnation = _identify(path, cluster_id=cluster_id, node_id=node_id)
+            return cls(path, lock_fd, incarnation)
         except BaseException:
             os.close(lock_fd)
             raise
-        return cls(path, lock_fd)
+
+    def peer(self, node_id: str) -> Incarnation | None:
+        """What another node had when it was last met; None if it never was."""
+        return self._peers.get(node_id)
+
+    def remember_peer(self, node_id: str, met: Incarnation) -> None:
+        """Keeps, across restarts, what another node has.
+
+        Raises:
+            OSError: it could not be written.
+        """
+        self._peers[node_id] = met
+        kept = {
+            id_: [peer.folder, peer.starts, peer.start] for id_, peer in sorted(self._peers.items())
+        }
+        write_durably(self.path / PEERS_NAME, json.dumps(kept).encode() + b"\n")
 
     def release(self) -> None:
         if self._lock_fd >= 0:
@@ -62,7 +105,7 @@ class DataDir:
             self._lock_fd = -1
 
 
-def _check_identity(path: Path, *, cluster_id: str, node_id: str) -> None:
+def _identify(path: Path, *, cluster_id: str, node_id: str) -> Incarnation:
     wanted = {"format": IDENTITY_FORMAT, "cluster_id": cluster_id, "node_id": node_id}
     file = path / IDENTITY_NAME
     try:
@@ -73,11 +116,10 @@ def _check_identity(path: Path, *, cluster_id: str, node_id: str) -> None:
                 f"data folder {path} has a journal but no {IDENTITY_NAME}: whose it is cannot be"
                 " told; restore the file or use an empty folder"
             ) from None
-        write_durably(file, json.dumps(wanted, sort_keys=True).encode() + b"\n")
-        return
+        found = wanted
     except (OSError, ValueError) as error:
         raise WrongDataDir(f"{file} cannot be read: {error}") from error
-    if found != wanted:
+    if not isinstance(found, dict) or {key: found.get(key) for key in wanted} != wanted:
         owner = "another format"
         if isinstance(found, dict) and found.get("format") == IDENTITY_FORMAT:
             owner = f"node {found.get('node_id')} of cluster {found.get('cluster_id')}"
@@ -85,6 +127,34 @@ def _check_identity(path: Path, *, cluster_id: str, node_id: str) -> None:
             f"data folder {path} belongs to {owner}, not to node {node_id} of cluster"
             f" {cluster_id}; check the node's data folder in the configuration"
         )
+    incarnation = _next_start(file, found)
+    kept = found | {"folder": incarnation.folder, "starts": incarnation.starts}
+    try:
+        write_durably(file, json.dumps(kept, sort_keys=True).encode() + b"\n")
+    except OSError as error:
+        raise WrongDataDir(f"{file} cannot be written: {error.strerror}") from error
+    return incarnation
+
+
+def _next_start(file: Path, found: dict[str, Any]) -> Incarnation:
+    # A folder from before folders were named gets its name now.
+    folder, starts = found.get("folder", secrets.token_hex(16)), found.get("starts", 0)
+    if not isinstance(folder, str) or not isinstance(starts, int):
+        raise WrongDataDir(f"{file} cannot be read: its folder or starts is no such thing")
+    return Incarnation(folder, starts + 1, secrets.token_hex(16))
+
+
+def _read_peers(file: Path) -> dict[str, Incarnation]:
+    try:
+        found = json.loads(file.read_bytes())
+        return {
+            str(id_): Incarnation(str(folder), int(starts), str(start))
+            for id_, (folder, starts, start) in found.items()
+        }
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise WrongDataDir(f"{file} cannot be read: {error}") from error
 
 
 def write_durably(file: Path, content: bytes) -> None:
