@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tocsin_node.raft.engine import Engine, LeaderEvent, RaftOptions
+from tocsin_node.raft.engine import Engine, JournalFailed, LeaderEvent, RaftOptions
 
 DEADLINE_S = 20.0
 FAST = RaftOptions(
@@ -74,11 +75,53 @@ class Member:
         del self.transport._rules.incoming
 
 
+class HandSyncer:
+    """A disk that takes its time: a sync ends when the test says so, or fails."""
+
+    def __init__(self) -> None:
+        self._ours, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.held = False
+        self.requested = 0
+        self.files: list[int] = []
+
+    def attach(self, fd: int, folder: Path) -> None:
+        self.files.append(fd)
+
+    def request(self) -> None:
+        self.requested += 1
+        if not self.held:
+            self.finish()
+
+    def finish(self, error: int = 0) -> None:
+        self._theirs.send(bytes([error]))
+
+    def take(self) -> bool:
+        try:
+            answer = self._ours.recv(1, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        if answer[0]:
+            raise JournalFailed(os.strerror(answer[0]))
+        return True
+
+    def wait(self) -> None:
+        if not self.take():
+            raise AssertionError("waiting for a sync that the test has to end")
+
+    def fileno(self) -> int:
+        return self._ours.fileno()
+
+    def close(self) -> None:
+        self._ours.close()
+        self._theirs.close()
+
+
 class Cluster:
     """Members by node id. Helpers hang here too, as test modules cannot import this one."""
 
     until = staticmethod(until)
     free_address = staticmethod(free_address)
+    hand_syncer = HandSyncer
 
     def __init__(self, folder: Path, size: int, options: RaftOptions) -> None:
         self.folder = folder
@@ -151,3 +194,10 @@ async def new_cluster(tmp_path: Path) -> AsyncIterator[Callable[..., Cluster]]:
     yield new
     for cluster in made:
         await cluster.stop()
+
+
+@pytest.fixture
+def hand_syncer() -> Iterator[HandSyncer]:
+    syncer = HandSyncer()
+    yield syncer
+    syncer.close()

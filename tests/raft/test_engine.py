@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-import os
 import pickle
 import time
 
@@ -19,7 +18,6 @@ from tocsin_node.raft.engine import (
     ApplyFailed,
     DataDirInUse,
     EngineStopped,
-    JournalFailed,
     NotLeader,
     OperationTooLarge,
     OutcomeUnknown,
@@ -325,24 +323,6 @@ async def test_an_apply_that_raises_stops_the_node_once_and_names_the_entry(new_
         await leader.engine.propose(b"k=v")
     assert leader.events[-1].kind in ("deposed", "leader_changed")
     assert not leader.engine.is_serving
-
-
-async def test_a_failed_sync_stops_the_node_and_acknowledges_nothing(
-    new_cluster, monkeypatch, caplog
-):
-    cluster = new_cluster(1)
-    await cluster.start()
-    leader = await cluster.leader()
-    caplog.set_level(logging.CRITICAL + 1)
-
-    def full(fd: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fdatasync", full)
-    with pytest.raises(OutcomeUnknown):
-        await leader.engine.propose(b"k=v")
-    assert [type(error) for error in leader.fatal] == [JournalFailed]
-    assert leader.values == {}
 
 
 async def test_an_exception_from_a_subscriber_ends_the_node(new_cluster, caplog):

@@ -51,8 +51,8 @@ class RecordingCore:
 @pytest.fixture
 def journal(tmp_path):
     journal = Journal.open(tmp_path / "j")
-    for index in range(1, 11):
-        journal.add(b"e%d" % index, index, 0 if index == 1 else 2)
+    for index in range(2, 11):
+        journal.add(b"e%d" % index, index, 2)
     journal.sync()
     yield journal
     journal.close()

@@ -3,7 +3,9 @@ itself.
 
 PySyncObj's own handling loses acknowledged entries in three ways, each closed here:
 
-- A successful ack leaves only when the journal is synced; until then it is held.
+- A successful ack leaves only when the entries it speaks of are durable; until then it is held. A
+  leader counts itself too, so an ack for entries that are not durable here yet is parked. The sign
+  of life in an ack passes at once: a slow disk must not look like a dead node.
 - Acks carry the term they were given in, and one of another term is not counted: the follower may
   have been made to drop the entry since.
 - Entries a follower already holds are never removed to be added again. A message sent twice, or
@@ -13,6 +15,7 @@ PySyncObj's own handling loses acknowledged entries in three ways, each closed h
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -47,24 +50,41 @@ class MessageRules:
         self._core = core
         self._journal = journal
         self._on_progress = on_progress
-        self._held: list[tuple[Any, Message]] = []
+        # Acks of ours for entries that are not durable here yet.
+        self._held: deque[tuple[Any, Message]] = deque()
+        # The newest ack of each peer that runs ahead of this leader's own disk.
+        self._parked: dict[Any, tuple[Message, Deliver]] = {}
 
     def outgoing(self, node: Any, message: Message) -> bool:
         """Stamps a message that the core sends; False if it must wait for the journal."""
         if message["type"] != "next_node_idx":
             return True
         message.setdefault("term", self._core.current_term())
-        if message["success"] and self._journal.dirty:
-            self._held.append((node, message))
-            return False
-        return True
+        if not message["success"] or self._is_durable(message):
+            return True
+        waits = any(held_node == node for held_node, _ in self._held)
+        self._held.append((node, message))
+        if waits:
+            self._core.send(node, message | {"success": False, "reset": False})
+        return False
 
     def release(self) -> None:
-        """Sends the held acks; to be called right after the journal was synced."""
-        held, self._held = self._held, []
-        for node, message in held:
-            if message["term"] == self._core.current_term():
-                self._core.send(node, message)
+        """Sends and counts what has waited for the disk; to be called after each sync."""
+        term = self._core.current_term()
+        while self._held and (
+            self._held[0][1]["term"] != term or self._is_durable(self._held[0][1])
+        ):
+            node, ack = self._held.popleft()
+            if ack["term"] == term:
+                self._core.send(node, ack)
+        for node in list(self._parked):
+            parked, deliver = self._parked[node]
+            if self._is_durable(parked):
+                del self._parked[node]
+                self._ack(node, parked, deliver)
+
+    def _is_durable(self, ack: Message) -> bool:
+        return bool(ack["next_node_idx"] - 1 <= self._journal.durable_index)
 
     def incoming(self, node: Any, message: Message, deliver: Deliver) -> None:
         """Hands a peer's message to the core, changed or not, or drops it."""
@@ -124,6 +144,14 @@ class MessageRules:
     def _ack(self, node: Any, message: Message, deliver: Deliver) -> None:
         if message.get("term") != self._core.current_term() or not self._core.is_leader():
             return
+        if message["success"] and not self._is_durable(message):
+            parked, _ = self._parked.get(node, (message, deliver))
+            if (parked["term"], parked["next_node_idx"]) <= (
+                message["term"],
+                message["next_node_idx"],
+            ):
+                self._parked[node] = (message, deliver)
+            message = message | {"success": False, "reset": False}
         sent_up_to = self._core.next_index(node)
         deliver(node, message)
         if message["success"] and not message["reset"]:

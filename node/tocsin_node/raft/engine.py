@@ -29,6 +29,7 @@ from tocsin_node.raft._core import NO_OP, REGULAR, RaftCore
 from tocsin_node.raft._poller import LoopPoller
 from tocsin_node.raft._tcp import PeerNode, check_loopback
 from tocsin_node.raft.datadir import DataDir
+from tocsin_node.raft.disk import DISK, Disk
 from tocsin_node.raft.errors import (
     AddressInUse,
     AddressRefused,
@@ -48,6 +49,7 @@ from tocsin_node.raft.errors import (
     WrongDataDir,
 )
 from tocsin_node.raft.journal import SEGMENT_BYTES, Journal
+from tocsin_node.raft.syncer import ProcessSyncer, Syncer
 
 __all__ = [
     "AddressInUse",
@@ -211,6 +213,7 @@ class Engine:
         on_fatal: called once if the node must end: the state machine raised, the disk failed, or a
             bug showed. The engine has stopped by then.
         cluster_id: bound to the data folder together with the node id.
+        disk, new_syncer: how files are written, and who waits for the disk; for tests.
     """
 
     def __init__(
@@ -224,6 +227,8 @@ class Engine:
         options: RaftOptions,
         on_fatal: Callable[[BaseException], None],
         cluster_id: str = "tocsin",
+        disk: Disk = DISK,
+        new_syncer: Callable[[], Syncer] = ProcessSyncer,
     ) -> None:
         if node_id not in peers:
             raise ValueError(f"node {node_id} is not among the peers")
@@ -236,7 +241,10 @@ class Engine:
         self._stamp = stamp
         self._options = options
         self._on_fatal = on_fatal
+        self._disk = disk
+        self._new_syncer = new_syncer
 
+        self._syncer: Syncer | None = None
         self._folder: DataDir | None = None
         self._journal: Journal | None = None
         self._poller: LoopPoller | None = None
@@ -285,8 +293,12 @@ class Engine:
         self._loop = asyncio.get_running_loop()
         self._folder = DataDir.claim(self._data_dir, cluster_id=self._cluster_id, node_id=self._id)
         try:
+            self._syncer = self._new_syncer()
             self._journal = Journal.open(
-                self._folder.journal_path, segment_bytes=self._options.segment_bytes
+                self._folder.journal_path,
+                segment_bytes=self._options.segment_bytes,
+                disk=self._disk,
+                syncer=self._syncer,
             )
             self._poller = LoopPoller(self._loop, self._fail)
             self._core = RaftCore(
@@ -304,6 +316,7 @@ class Engine:
             self._close()
             raise
         self._running = True
+        self._loop.add_reader(self._syncer.fileno(), self._on_synced)
         self._last_pass = self._loop.time()
         self._on_timer()
 
@@ -508,7 +521,8 @@ class Engine:
             error = Overloaded(f"no turn within {timeout:g} s; nothing was logged")
         proposal.future.set_exception(error)
 
-    # A pass: sync, let the core work, sync what it appended, tell what changed.
+    # A pass: have the disk take what messages brought, let the core work, have the disk take what
+    # that appended, tell what changed. The loop goes on while the disk works.
 
     def _kick(self) -> None:
         if self._running and not self._kicked:
@@ -529,7 +543,9 @@ class Engine:
                 self._poller.read_now()
             if not self._is_running():
                 return  # What was read ended the node.
-            self._sync()
+            self._flush()
+            if self._waits_alone():
+                return
             self._core.doTick(0)
             self._fail_lost()
             self._publish()
@@ -543,10 +559,26 @@ class Engine:
     def _is_running(self) -> bool:
         return self._running
 
-    def _sync(self) -> None:
-        if self._journal is not None and self._core is not None:
-            self._journal.sync()
-            self._core.rules.release()
+    def _flush(self) -> None:
+        if self._journal is not None:
+            self._journal.flush()
+
+    def _waits_alone(self) -> bool:
+        # Without peers the core counts this node's copy at once, so it gets no turn before the disk
+        # has it. With peers an ack is parked instead.
+        return not self._others and self._journal is not None and self._journal.dirty
+
+    def _on_synced(self) -> None:
+        """The disk has taken what was written last, or will never take anything again."""
+        if not self._running or self._journal is None or self._core is None:
+            return
+        try:
+            if self._journal.complete():
+                self._core.rules.release()
+                self._journal.flush()
+                self._kick()
+        except Exception as error:
+            self._fail(error)
 
     def _more_to_do(self) -> bool:
         # Applying goes in slices; and a single node gets no ack that would start the next pass.
@@ -717,6 +749,8 @@ class Engine:
         if not self._running:
             return
         self._running = False
+        if self._syncer is not None:
+            self._loop.remove_reader(self._syncer.fileno())
         for timer in (self._timer, self._hold_timer):
             if timer is not None:
                 timer.cancel()
@@ -736,6 +770,8 @@ class Engine:
             self._poller.close()
         if self._journal is not None:
             self._journal.close()
+        if self._syncer is not None:
+            self._syncer.close()
         if self._folder is not None:
             self._folder.release()
 
@@ -746,7 +782,7 @@ class _CoreHooks:
     def __init__(self, engine: Engine) -> None:
         self.apply_entry = engine._apply_entry
         self.append_batch = engine._append_batch
-        self.after_send = engine._sync
+        self.after_send = engine._flush
         self.on_progress = engine._on_progress
 
 
