@@ -151,6 +151,17 @@ def test_a_newer_term_is_adopted_by_a_request_that_no_log_can_grant(core):
     assert len(core.delivered) == 1
 
 
+def test_a_vote_counts_once_in_its_term(core):
+    for node, term in (("n2", 3), ("n2", 3), ("n3", 3), ("n3", 4), ("n3", 4), ("n2", 3)):
+        core.rules.incoming(node, {"type": "response_vote", "term": term}, core.deliver)
+    assert [(node, message["term"]) for node, message in core.delivered] == [
+        ("n2", 3),
+        ("n3", 3),
+        ("n3", 4),
+        ("n2", 3),  # of a term that is over: the core drops it
+    ]
+
+
 def ack(**changes: Any) -> dict[str, Any]:
     message = {"type": "next_node_idx", "next_node_idx": 11, "reset": False, "success": True}
     return message | {"term": 3} | changes
@@ -204,7 +215,7 @@ def test_a_held_ack_dies_with_its_term(core, journal):
     [
         {"type": "apply_command", "command": b"\0x"},
         {"type": "append_entries", "term": 9, "commit_index": 1, "serialized": (b"x", True, True)},
-        {"type": "timeout_now", "term": 3},
+        {"type": "hello", "term": 3},
         {},
     ],
 )

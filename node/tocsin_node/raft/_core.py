@@ -4,23 +4,28 @@ commands.
 Everything here rests on private parts of one release of the library, read line by line; so any
 other release is refused. Overridden: the apply step (nothing is unpickled), the command queue
 (nothing is forwarded; a batch is appended right after apply, so that one message carries it and
-the new commit index), becoming leader (its no-op is durable before it is counted), and compaction
-(off).
+the new commit index), becoming leader (its no-op is durable before it is counted), sending entries
+(no more than a link has room for, and never in pickled chunks), the question that precedes an
+election (pre-vote), and compaction (off). Its transport is never made.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import pysyncobj.config
 import pysyncobj.syncobj
 from pysyncobj.version import VERSION
 
+from tocsin_node.raft._frames import Message
 from tocsin_node.raft._poller import LoopPoller
+from tocsin_node.raft._prevote import PreVote
+from tocsin_node.raft._rounds import Rounds
 from tocsin_node.raft._rules import MessageRules
-from tocsin_node.raft._tcp import LoopbackTransport, PeerNode
 from tocsin_node.raft.errors import UnsupportedCore
 from tocsin_node.raft.journal import Journal
+from tocsin_node.raft.transport import PeerNode, Transport
 
 # The library has no types; naming it Any says so once.
 _config: Any = pysyncobj.config
@@ -32,8 +37,10 @@ SUPPORTED_VERSION = "0.3.17"
 REGULAR = b"\x00"
 NO_OP = b"\x01"
 
-# An entry at or above this would be sent in pickled chunks, by code with a known fault.
+# What one message may carry of the log. The library would send a larger entry in pickled chunks.
 APPEND_BYTES_MAX = 8 * 1024 * 1024
+# Sent to one peer in one pass; one that is far behind must not hold up the others.
+SEND_BYTES_PER_PASS = 512 * 1024
 _NEVER = 2**62
 
 _FOLLOWER, _CANDIDATE, _LEADER = 0, 1, 2
@@ -77,30 +84,45 @@ class RaftCore(_syncobj.SyncObj):  # type: ignore[misc]
         other_nodes: list[PeerNode],
         journal: Journal,
         poller: LoopPoller,
+        transport: Transport,
         hooks: Hooks,
         election_timeout_ms: tuple[int, int],
         heartbeat_interval_ms: int,
         cut_off_timeout_ms: int,
-        connect_retry_ms: int,
+        fit: Callable[[], bool],
     ) -> None:
         self._journal = journal
         self._hooks = hooks
+        self._peers = other_nodes
+        self._links = transport
         self.rules = MessageRules(self, journal, hooks.on_progress)
+        self.rounds = Rounds(self, other_nodes, repeat_s=heartbeat_interval_ms / 1000, fit=fit)
+        low, high = election_timeout_ms
+        self._prevote = PreVote(
+            self,
+            other_nodes,
+            election_timeout_s=(low / 1000, high / 1000),
+            fit=fit,
+            on_won=hooks.on_progress,
+        )
+        # Messages that never reach the library. Snapshots and the like may add theirs.
+        self.handlers: dict[str, Callable[[PeerNode, Message], None]] = {
+            "ping": self.rounds.handle_ping,
+            "pong": self.rounds.handle_pong,
+            "pre_vote": self._prevote.handle_question,
+            "pre_vote_reply": self._prevote.handle_reply,
+        }
         conf = _config.SyncObjConf(
             autoTick=False,
             journalFile=journal,
             pollerType=poller,
             bindAddress=self_node.address,
-            raftMinTimeout=election_timeout_ms[0] / 1000,
-            raftMaxTimeout=election_timeout_ms[1] / 1000,
+            raftMinTimeout=low / 1000,
+            raftMaxTimeout=high / 1000,
             appendEntriesPeriod=heartbeat_interval_ms / 1000,
             leaderFallbackTimeout=cut_off_timeout_ms / 1000,
-            connectionTimeout=max(2.0, 2 * election_timeout_ms[1] / 1000),
-            connectionRetryTime=connect_retry_ms / 1000,
             appendEntriesUseBatch=False,
             appendEntriesBatchSizeBytes=APPEND_BYTES_MAX,
-            sendBufferSize=2**20,
-            recvBufferSize=2**20,
             commandsWaitLeader=False,
             dynamicMembershipChange=False,
             useFork=False,
@@ -108,11 +130,17 @@ class RaftCore(_syncobj.SyncObj):  # type: ignore[misc]
             logCompactionMinEntries=_NEVER,
             logCompactionMinTime=_NEVER,
         )
-        super().__init__(self_node, other_nodes, conf=conf, transportClass=LoopbackTransport)
+        super().__init__(self_node, other_nodes, conf=conf, transport=transport)
+        transport.outgoing = self.rules.outgoing
+        transport.receive = self.receive
         self.addOnTickCallback(hooks.after_send)
 
     # Asked by the engine and the rules. Methods, not properties: the library's constructor reads
     # every attribute of its class before the object is complete.
+
+    def now(self) -> float:
+        """The clock of the library's own deadlines, in seconds."""
+        return float(_syncobj.monotonicTime())
 
     def state(self) -> int:
         return int(self._SyncObj__raftState)
@@ -152,8 +180,45 @@ class RaftCore(_syncobj.SyncObj):  # type: ignore[misc]
     def keep_next_index(self, node: PeerNode, index: int) -> None:
         self._SyncObj__raftNextIndex[node] = max(self._SyncObj__raftNextIndex[node], index)
 
-    def send(self, node: PeerNode, message: dict[str, Any]) -> None:
-        self._SyncObj__transport.send(node, message)
+    def last_position(self) -> tuple[int, int]:
+        """Index and term of the last entry of this node's log."""
+        _, index, term = self._journal[-1]
+        return index, term
+
+    def send(self, node: PeerNode, message: Message) -> None:
+        self._links.send(node, message)
+
+    def receive(self, node: PeerNode, message: Message) -> None:
+        """Handles a message of a peer, whole and of a known type."""
+        kind = message["type"]
+        if kind == "append_entries" and message["term"] >= self.current_term():
+            self._prevote.heard_leader()
+        handler = self.handlers.get(kind)
+        if handler is not None:
+            handler(node, message)
+        else:
+            self.rules.incoming(node, message, self._SyncObj__onMessageReceived)
+
+    def adopt_term(self, node: PeerNode, term: int) -> None:
+        """Moves this node to a newer term that a peer is in; it follows nobody then."""
+        self.rules.adopt_term(node, term, self._SyncObj__onMessageReceived)
+
+    def forget_leader(self) -> None:
+        """After so long without a word from it, this node names no leader to anybody."""
+        self._SyncObj__raftLeader = None
+
+    def hand_over_to(self, node: PeerNode) -> None:
+        """Asks a peer, which must hold the whole log, to start an election at once."""
+        self.send(node, {"type": "timeout_now", "term": self.current_term()})
+
+    def has_backlog(self) -> bool:
+        """Whether a peer lacks entries that its link has room for now."""
+        if not self.is_leader():
+            return False
+        last = self._journal.last_index
+        return any(
+            self.next_index(node) <= last and self._links.has_room(node) for node in self._peers
+        )
 
     def append(self, entry: bytes) -> int:
         """Appends an entry of the current term to this leader's log; returns its index."""
@@ -171,7 +236,52 @@ class RaftCore(_syncobj.SyncObj):  # type: ignore[misc]
 
     def _SyncObj__applyLogEntries(self) -> bool:  # noqa: N802
         applied: bool = super()._SyncObj__applyLogEntries()
-        return self._hooks.append_batch() or applied
+        appended = self._hooks.append_batch()
+        return appended or applied or self.has_backlog()
+
+    def _SyncObj__connectedToAnyone(self) -> bool:  # noqa: N802
+        # Asked exactly when an election is due. One that the leader asked for needs no leave.
+        return bool(self._SyncObj__transferInProgress) or self._prevote.may_stand()
+
+    def _SyncObj__sendAppendEntries(self) -> None:  # noqa: N802
+        self._SyncObj__newAppendEntriesTime = self.now() + self.conf.appendEntriesPeriod
+        for node in self._peers:
+            if self.is_connected(node):
+                self._send_entries(node)
+
+    def _send_entries(self, node: PeerNode) -> None:
+        """What a peer lacks, as far as there is room; a heartbeat if that is nothing."""
+        budget = SEND_BYTES_PER_PASS
+        heartbeat = True
+        while heartbeat or (
+            budget > 0
+            and self.next_index(node) <= self._journal.last_index
+            and self._links.has_room(node)
+        ):
+            heartbeat = False
+            next_index = self.next_index(node)
+            previous_index, previous_term = self._SyncObj__getPrevLogIndexTerm(next_index)
+            entries: list[tuple[bytes, int, int]] = []
+            if next_index <= self._journal.last_index and self._links.has_room(node):
+                entries = self._SyncObj__getEntries(next_index, None, APPEND_BYTES_MAX)
+            if entries:
+                self._SyncObj__raftNextIndex[node] = entries[-1][1] + 1
+                budget -= sum(len(entry[0]) for entry in entries)
+            else:
+                budget = 0
+            self.send(
+                node,
+                {
+                    "type": "append_entries",
+                    "term": self.current_term(),
+                    "commit_index": self.commit_index(),
+                    "entries": entries,
+                    "prevLogIdx": previous_index,
+                    "prevLogTerm": previous_term,
+                },
+            )
+            if not self.is_connected(node):
+                return
 
     def _SyncObj__onBecomeLeader(self) -> None:  # noqa: N802
         super()._SyncObj__onBecomeLeader()

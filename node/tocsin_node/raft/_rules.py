@@ -10,6 +10,8 @@ PySyncObj's own handling loses acknowledged entries in three ways, each closed h
   have been made to drop the entry since.
 - Entries a follower already holds are never removed to be added again. A message sent twice, or
   overtaken, would otherwise cut off later entries that were acknowledged and perhaps committed.
+
+And a vote counts once, however often it comes.
 """
 
 from __future__ import annotations
@@ -54,6 +56,8 @@ class MessageRules:
         self._held: deque[tuple[Any, Message]] = deque()
         # The newest ack of each peer that runs ahead of this leader's own disk.
         self._parked: dict[Any, tuple[Message, Deliver]] = {}
+        self._votes_term = 0
+        self._voters: set[Any] = set()
 
     def outgoing(self, node: Any, message: Message) -> bool:
         """Stamps a message that the core sends; False if it must wait for the journal."""
@@ -93,12 +97,14 @@ class MessageRules:
             self._append(node, message, deliver)
         elif kind == "next_node_idx":
             self._ack(node, message, deliver)
-        elif kind in ("request_vote", "response_vote"):
+        elif kind == "response_vote":
+            self._vote(node, message, deliver)
+        elif kind in ("request_vote", "timeout_now"):
             deliver(node, message)
         elif kind == "stale_term":
-            self._stale_term(node, message, deliver)
+            self.adopt_term(node, message["term"], deliver)
         else:
-            # Forwarded commands, snapshots and chunked entries never come from our own nodes.
+            # Forwarded commands and chunked entries never come from our own nodes.
             logger.warning("node %s sent an unexpected message of type %r; dropped", node, kind)
             return
         self._on_progress()
@@ -158,8 +164,18 @@ class MessageRules:
             # The core moves back to the ack and would send again all that is still on its way.
             self._core.keep_next_index(node, sent_up_to)
 
-    def _stale_term(self, node: Any, message: Message, deliver: Deliver) -> None:
-        if message["term"] > self._core.current_term():
+    def _vote(self, node: Any, message: Message, deliver: Deliver) -> None:
+        # The core counts answers, not voters.
+        if message["term"] != self._votes_term:
+            self._votes_term = message["term"]
+            self._voters.clear()
+        if node not in self._voters:
+            self._voters.add(node)
+            deliver(node, message)
+
+    def adopt_term(self, node: Any, term: int, deliver: Deliver) -> None:
+        """Moves the core to a newer term that a peer is in; it follows nobody then."""
+        if term > self._core.current_term():
             # A vote request that nobody can grant: the core adopts the term, and only that.
             nothing = {"last_log_index": -1, "last_log_term": -1}
-            deliver(node, {"type": "request_vote", "term": message["term"]} | nothing)
+            deliver(node, {"type": "request_vote", "term": term} | nothing)

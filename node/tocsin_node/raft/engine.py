@@ -16,18 +16,21 @@ import asyncio
 import enum
 import hashlib
 import logging
+import ssl
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 
+from tocsin_node import certs
+from tocsin_node.certs import CertificateError, NodeName, TlsFiles
 from tocsin_node.raft import _core
-from tocsin_node.raft._core import NO_OP, REGULAR, RaftCore
+from tocsin_node.raft._core import REGULAR, RaftCore
 from tocsin_node.raft._poller import LoopPoller
-from tocsin_node.raft._tcp import PeerNode, check_loopback
 from tocsin_node.raft.datadir import DataDir
 from tocsin_node.raft.disk import DISK, Disk
 from tocsin_node.raft.errors import (
@@ -45,11 +48,21 @@ from tocsin_node.raft.errors import (
     Overloaded,
     RaftError,
     StartRefused,
+    TlsRefused,
+    TransferFailed,
+    TransferReason,
     UnsupportedCore,
     WrongDataDir,
 )
 from tocsin_node.raft.journal import SEGMENT_BYTES, Journal
 from tocsin_node.raft.syncer import ProcessSyncer, Syncer
+from tocsin_node.raft.transport import (
+    Identity,
+    PeerNode,
+    Transport,
+    TransportOptions,
+    check_address,
+)
 
 __all__ = [
     "AddressInUse",
@@ -72,6 +85,10 @@ __all__ = [
     "RaftOptions",
     "Role",
     "StartRefused",
+    "TlsFiles",
+    "TlsRefused",
+    "TransferFailed",
+    "TransferReason",
     "UnsupportedCore",
     "WrongDataDir",
 ]
@@ -82,6 +99,10 @@ TIMER_PERIOD_S = 0.020
 STALL_S = 0.150
 # How long the next batch may wait for company after a batch of several operations.
 HOLD_S = 0.002
+# How long a stopping leader tries to find a successor.
+HANDOVER_TIMEOUT_S = 1.0
+# A link on which nothing comes for so long, and for four elections, is given up.
+SILENCE_S = 4.0
 
 logger = logging.getLogger(__name__)
 
@@ -196,7 +217,6 @@ class _Batch:
     term: int
     ops: int
     units: list[_Unit]
-    barriers: list[asyncio.Future[int]]
 
 
 class Engine:
@@ -213,6 +233,9 @@ class Engine:
         on_fatal: called once if the node must end: the state machine raised, the disk failed, or a
             bug showed. The engine has stopped by then.
         cluster_id: bound to the data folder together with the node id.
+        tls: with it, links between nodes are encrypted and both ends prove who they are; without
+            it, every address must be on loopback.
+        fit: whether this node should lead if it can; asked when leadership is about to move.
         disk, new_syncer: how files are written, and who waits for the disk; for tests.
     """
 
@@ -227,6 +250,8 @@ class Engine:
         options: RaftOptions,
         on_fatal: Callable[[BaseException], None],
         cluster_id: str = "tocsin",
+        tls: TlsFiles | None = None,
+        fit: Callable[[], bool] = lambda: True,
         disk: Disk = DISK,
         new_syncer: Callable[[], Syncer] = ProcessSyncer,
     ) -> None:
@@ -241,6 +266,8 @@ class Engine:
         self._stamp = stamp
         self._options = options
         self._on_fatal = on_fatal
+        self._tls = tls
+        self._fit = fit
         self._disk = disk
         self._new_syncer = new_syncer
 
@@ -248,6 +275,7 @@ class Engine:
         self._folder: DataDir | None = None
         self._journal: Journal | None = None
         self._poller: LoopPoller | None = None
+        self._transport: Transport | None = None
         self._core: RaftCore | None = None
         self._running = False
         self._timer: asyncio.TimerHandle | None = None
@@ -258,7 +286,9 @@ class Engine:
         self._queue_term = 0
         self._queued_ops = 0
         self._queued_bytes = 0
-        self._barriers: list[asyncio.Future[int]] = []
+        self._rounds_kicked = False
+        self._handing_over = False
+        self._turns: list[asyncio.Future[None]] = []
         self._inflight: _Batch | None = None
         self._last_batch_ops = 0
         self._hold_until = 0.0
@@ -286,7 +316,8 @@ class Engine:
             raise AssertionError("an engine starts once")
         _core.check_version()
         for id_, address in self._peers.items():
-            check_loopback(id_, address)
+            check_address(id_, address, loopback_only=self._tls is None)
+        contexts = None if self._tls is None else self._load_tls(self._tls)
         nodes = {id_: PeerNode(id_, address) for id_, address in self._peers.items()}
         self_node = nodes.pop(self._id)
         self._others = list(nodes.values())
@@ -301,17 +332,29 @@ class Engine:
                 syncer=self._syncer,
             )
             self._poller = LoopPoller(self._loop, self._fail)
+            self._transport = Transport(
+                identity=Identity(self._name(), self._folder.incarnation),
+                self_node=self_node,
+                peers=self._others,
+                memory=self._folder,
+                poller=self._poller,
+                on_fatal=self._fail,
+                options=self._transport_options(),
+                tls=contexts,
+            )
             self._core = RaftCore(
                 self_node=self_node,
                 other_nodes=self._others,
                 journal=self._journal,
                 poller=self._poller,
+                transport=self._transport,
                 hooks=_CoreHooks(self),
                 election_timeout_ms=self._options.election_timeout_ms,
                 heartbeat_interval_ms=self._options.heartbeat_interval_ms,
                 cut_off_timeout_ms=self._options.cut_off_timeout_ms,
-                connect_retry_ms=self._options.connect_retry_ms,
+                fit=self._fit,
             )
+            self._transport.start()
         except BaseException:
             self._close()
             raise
@@ -320,8 +363,17 @@ class Engine:
         self._last_pass = self._loop.time()
         self._on_timer()
 
-    async def stop(self) -> None:
-        """Leaves the group. Waiters learn whether their proposal had entered the log."""
+    async def stop(self, *, handover: bool = False) -> None:
+        """Leaves the group. Waiters learn whether their proposal had entered the log.
+
+        Args:
+            handover: a leader first tries, for about a second, to make another node the leader.
+        """
+        if handover and self.is_serving and self._others:
+            try:
+                await self.transfer(timeout=HANDOVER_TIMEOUT_S)
+            except RaftError as error:
+                logger.warning("%s stops without handing over: %s", self._id, error)
         if self._running and self._journal is not None:
             try:
                 self._journal.sync()
@@ -376,9 +428,8 @@ class Engine:
     async def read_barrier(self, *, timeout: float = 5.0) -> int:
         """Waits until the local state holds every write acknowledged before the call.
 
-        For now this commits an entry: the next batch, or an empty entry if nothing waits; all
-            callers that
-        wait share it. A round of messages without an entry will replace it behind the same promise.
+        That takes a round of messages to a majority, which all callers that wait share. Nothing
+        enters the log.
 
         Returns:
             A log index that is applied here and covers those writes.
@@ -387,27 +438,59 @@ class Engine:
             NotLeader: this node does not lead, or that could not be confirmed within `timeout`
                 seconds.
         """
+        # Serving means that an entry of the own term is committed; so the commit index covers what
+        # earlier leaders committed, and what this one acknowledged.
         self._check_serving()
-        future: asyncio.Future[int] = self._loop.create_future()
-        self._barriers.append(future)
-        self._kick()
-        try:
-            async with asyncio.timeout(timeout):
-                return await future
-        except TimeoutError:
-            reason = f"leadership was not confirmed by a majority within {timeout:g} s"
-            raise NotLeader(None, self.term, reason) from None
+        index = self.commit_index
+        term = self.term
+        async with self._confirming(timeout):
+            await self._round()
+            while self.applied_index < index:
+                await self._turn()
+                if self.term != term or not self.is_serving:
+                    raise self._not_leader()
+        return index
 
     async def confirm_leadership(self, *, timeout: float = 5.0) -> None:
         """Returns once a majority has followed this leader in a round begun after the call.
-
-        For now the round is that of `read_barrier`.
 
         Raises:
             NotLeader: this node does not lead, or that could not be confirmed within `timeout`
                 seconds.
         """
-        await self.read_barrier(timeout=timeout)
+        self._check_serving()
+        async with self._confirming(timeout):
+            await self._round()
+
+    async def transfer(self, target: str | None = None, *, timeout: float = 5.0) -> str:
+        """Makes another node the leader; proposals wait meanwhile, and then meet NotLeader.
+
+        Args:
+            target: node id; None for any that is reachable, fit and caught up.
+            timeout: seconds for all of it.
+
+        Returns:
+            Id of the node that leads now.
+
+        Raises:
+            NotLeader: this node does not lead.
+            TransferFailed: and why; unless its reason is NOT_TAKEN_OVER this node still leads.
+        """
+        self._check_serving()
+        if target == self._id:
+            return target
+        if target is not None and target not in self._peers:
+            raise TransferFailed(TransferReason.UNKNOWN_TARGET, f"there is no node {target}")
+        if not self._others:
+            raise TransferFailed(TransferReason.NO_TARGET, "there is no other node")
+        if self._handing_over:
+            raise TransferFailed(TransferReason.IN_PROGRESS, "another transfer has not ended")
+        self._handing_over = True
+        try:
+            return await self._hand_over(target, self._loop.time() + timeout)
+        finally:
+            self._handing_over = False
+            self._kick()
 
     # What this node knows.
 
@@ -465,6 +548,27 @@ class Engine:
             )
             for node in self._others
         ]
+
+    # Starting.
+
+    def _name(self) -> NodeName:
+        return NodeName(self._cluster_id, self._id)
+
+    def _load_tls(self, files: TlsFiles) -> tuple[ssl.SSLContext, ssl.SSLContext]:
+        try:
+            notice = certs.check_own(files, self._name())
+            contexts = certs.contexts(files)
+        except CertificateError as error:
+            raise TlsRefused(str(error)) from error
+        if notice is not None:
+            logger.warning("%s: %s", self._id, notice)
+        return contexts
+
+    def _transport_options(self) -> TransportOptions:
+        return TransportOptions(
+            connect_retry_s=self._options.connect_retry_ms / 1000,
+            silence_s=max(SILENCE_S, 4 * self._options.election_timeout_ms[1] / 1000),
+        )
 
     # Admission to the queue.
 
@@ -548,7 +652,9 @@ class Engine:
                 return
             self._core.doTick(0)
             self._fail_lost()
+            self._core.rounds.pump()
             self._publish()
+            self._end_turn()
             if self._more_to_do():
                 self._kick()
         except Exception as error:
@@ -599,21 +705,16 @@ class Engine:
         self._fail_lost()
         if self._core is None or self._inflight is not None or not self.is_serving:
             return False
-        if self._is_held():
+        if self._handing_over or self._is_held():
             return False
         units, ops = self._take_units()
-        barriers = [future for future in self._barriers if not future.done()]
-        self._barriers.clear()
-        if not units and not barriers:
+        if not units:
             return False
-        entry = NO_OP
-        if units:
-            commands = [command for unit in units for command in unit.commands]
-            entry = REGULAR + self._encode((self._stamp(), commands))
-        index = self._core.append(entry)
+        commands = [command for unit in units for command in unit.commands]
+        index = self._core.append(REGULAR + self._encode((self._stamp(), commands)))
         for unit in units:
             unit.proposal.logged = True
-        self._inflight = _Batch(index, self._core.current_term(), ops, units, barriers)
+        self._inflight = _Batch(index, self._core.current_term(), ops, units)
         return True
 
     def _is_held(self) -> bool:
@@ -623,7 +724,7 @@ class Engine:
             or self._queued_bytes >= self._options.max_batch_bytes
         ):
             return False
-        if self._hold_timer is None and (self._queue or self._barriers):
+        if self._hold_timer is None and self._queue:
             self._hold_timer = self._loop.call_at(self._hold_until, self._end_hold)
         return True
 
@@ -682,13 +783,99 @@ class Engine:
             proposal.units_left -= 1
             if proposal.units_left == 0 and not proposal.future.done():
                 proposal.future.set_result(proposal.results)
-        for barrier in batch.barriers:
-            if not barrier.done():
-                barrier.set_result(batch.index)
         self._last_batch_ops = batch.ops
         self._hold_until = self._loop.time() + HOLD_S if batch.ops > 1 else 0.0
 
+    # Rounds and turns.
+
+    @asynccontextmanager
+    async def _confirming(self, timeout: float) -> AsyncIterator[None]:
+        try:
+            async with asyncio.timeout(timeout):
+                yield
+        except TimeoutError:
+            reason = f"leadership was not confirmed by a majority within {timeout:g} s"
+            raise NotLeader(None, self.term, reason) from None
+
+    async def _round(self) -> int:
+        """Waits for a round begun after the call; returns its number, or that of a later one."""
+        assert self._core is not None
+        future: asyncio.Future[int] = self._loop.create_future()
+        self._core.rounds.join(future)
+        if not self._rounds_kicked:
+            # Whoever else joins in this turn of the loop shares the round.
+            self._rounds_kicked = True
+            self._loop.call_soon(self._begin_round)
+        return await future
+
+    def _begin_round(self) -> None:
+        self._rounds_kicked = False
+        if self._running and self._core is not None and self._poller is not None:
+            self._poller.call(self._core.rounds.pump)
+
+    async def _turn(self) -> None:
+        """Waits for the end of the next pass."""
+        future: asyncio.Future[None] = self._loop.create_future()
+        self._turns.append(future)
+        await future
+        if not self._running:
+            raise EngineStopped(f"node {self._id} has stopped")
+
+    def _end_turn(self) -> None:
+        turns, self._turns = self._turns, []
+        for future in turns:
+            if not future.done():
+                future.set_result(None)
+
     # Leadership.
+
+    async def _hand_over(self, target: str | None, deadline: float) -> str:
+        assert self._core is not None
+        term = self.term
+        heir = None
+        blocked = (
+            TransferReason.NO_TARGET if target is None else TransferReason.TARGET_NOT_REACHABLE
+        )
+        try:
+            async with asyncio.timeout_at(deadline):
+                round_ = await self._round()
+                while heir is None:
+                    if self.term != term or not self.is_serving:
+                        raise self._not_leader()
+                    heir, blocked = self._find_heir(target, round_)
+                    if heir is None:
+                        await self._turn()
+                logger.info("%s: handing over to node %s", self._id, heir.id)
+                self._core.hand_over_to(heir)
+                blocked = TransferReason.NOT_TAKEN_OVER
+                while self.leader_id in (None, self._id):
+                    await self._turn()
+        except TimeoutError:
+            raise TransferFailed(
+                blocked, f"transfer to {target or 'any node'}: {blocked}"
+            ) from None
+        leader_id = self.leader_id
+        if leader_id is None or target not in (None, leader_id):
+            raise TransferFailed(TransferReason.NOT_TAKEN_OVER, f"node {leader_id} leads instead")
+        return leader_id
+
+    def _find_heir(self, target: str | None, round_: int) -> tuple[PeerNode | None, TransferReason]:
+        """A node that can take over at once, or what stands against the best of those asked for."""
+        assert self._core is not None
+        rounds = self._core.rounds
+        blocked = TransferReason.NO_TARGET
+        for node in self._others:
+            if target not in (None, node.id):
+                continue
+            if not self._core.is_connected(node) or not rounds.answered(node, round_):
+                blocked = TransferReason.TARGET_NOT_REACHABLE
+            elif not rounds.is_fit(node):
+                blocked = TransferReason.TARGET_NOT_FIT
+            elif self._inflight is not None or self._core.match_index(node) != self.last_index:
+                blocked = TransferReason.TARGET_NOT_CAUGHT_UP
+            else:
+                return node, blocked
+        return None, TransferReason.NO_TARGET if target is None else blocked
 
     def _fail_lost(self) -> None:
         """Ends what waits on a term that this node no longer leads."""
@@ -699,8 +886,8 @@ class Engine:
             lost = OutcomeUnknown(f"entry {batch.index} of term {batch.term}: leadership was lost")
             for unit in batch.units:
                 _set_exception(unit.proposal.future, lost)
-            for barrier in batch.barriers:
-                _set_exception(barrier, self._not_leader())
+        if self._core is not None:
+            self._core.rounds.fail_lost(self.term if leads else None, self._not_leader)
         if leads and (self._queue_term == self.term or not self._queue):
             return
         self._fail_queue(self._not_leader)
@@ -712,10 +899,7 @@ class Engine:
                 _set_exception(unit.proposal.future, part)
             else:
                 _set_exception(unit.proposal.future, reason())
-        for barrier in self._barriers:
-            _set_exception(barrier, reason())
         self._queue.clear()
-        self._barriers.clear()
         self._queued_ops = self._queued_bytes = 0
 
     def _publish(self) -> None:
@@ -760,12 +944,15 @@ class Engine:
             self._poller.close()
         self._fail_lost()
         self._fail_queue(lambda: EngineStopped(f"node {self._id} has stopped"))
+        self._end_turn()
         try:
             self._publish()
         except Exception:
             logger.exception("a subscriber raised while the node was stopping")
 
     def _close(self) -> None:
+        if self._transport is not None:
+            self._transport.destroy()
         if self._poller is not None:
             self._poller.close()
         if self._journal is not None:
@@ -786,8 +973,6 @@ class _CoreHooks:
         self.on_progress = engine._on_progress
 
 
-def _set_exception(
-    future: asyncio.Future[list[object]] | asyncio.Future[int], error: RaftError
-) -> None:
+def _set_exception(future: asyncio.Future[list[object]], error: RaftError) -> None:
     if not future.done():
         future.set_exception(error)

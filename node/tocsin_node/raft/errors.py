@@ -6,8 +6,9 @@ RaftError
   OperationTooLarge    refused before queueing; nothing entered the log
   OutcomeUnknown       the entry is in this node's log and may yet commit or vanish
   EngineStopped        the node is stopping; nothing entered the log
+  TransferFailed       leadership was not handed over, or not to the node that was named
   StartRefused         the node must not start
-    AddressInUse  AddressRefused  DataDirInUse  WrongDataDir  UnsupportedCore
+    AddressInUse  AddressRefused  DataDirInUse  WrongDataDir  UnsupportedCore  TlsRefused
   JournalDamaged       the journal on disk is not what was written (also refuses the start)
   JournalFailed        a write or sync failed: the node stops, nothing is acknowledged after it
   LogConflict          a leader asked to remove committed entries: the node stops
@@ -16,6 +17,7 @@ RaftError
 
 from __future__ import annotations
 
+import enum
 from pathlib import Path
 
 
@@ -63,6 +65,28 @@ class EngineStopped(RaftError):
     """The engine is not running. Nothing entered the log."""
 
 
+class TransferReason(enum.StrEnum):
+    UNKNOWN_TARGET = "UNKNOWN_TARGET"  # not another member of the group
+    NO_TARGET = "NO_TARGET"  # nobody else is there, caught up and fit
+    TARGET_NOT_REACHABLE = "TARGET_NOT_REACHABLE"
+    TARGET_NOT_FIT = "TARGET_NOT_FIT"
+    TARGET_NOT_CAUGHT_UP = "TARGET_NOT_CAUGHT_UP"
+    IN_PROGRESS = "IN_PROGRESS"  # another transfer has not ended
+    NOT_TAKEN_OVER = "NOT_TAKEN_OVER"  # asked, but the target was not seen to lead
+
+
+class TransferFailed(RaftError):
+    """Leadership was not handed over to the node that was named.
+
+    Attributes:
+        reason: why; NOT_TAKEN_OVER alone leaves open who leads now.
+    """
+
+    def __init__(self, reason: TransferReason, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
 class StartRefused(RaftError):
     """The node must not start; the message is one line with the reason and the fix."""
 
@@ -73,6 +97,10 @@ class AddressInUse(StartRefused):
 
 class AddressRefused(StartRefused):
     """The address cannot be used: not `host:port`, not loopback, or not of this machine."""
+
+
+class TlsRefused(StartRefused):
+    """The node's certificate, key or authority cannot be used."""
 
 
 class DataDirInUse(StartRefused):
