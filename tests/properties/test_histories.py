@@ -10,12 +10,13 @@ import os
 import subprocess
 import sys
 
+import msgspec
 import pytest
 
 from tests.properties.world import World
 from tocsin_node.core import command as c
 from tocsin_node.core import machine
-from tocsin_node.core.state import State, restore, snapshot
+from tocsin_node.core.state import State, capture, restore, restore_chunks, snapshot
 
 STEPS = 400
 HISTORIES = 40 * int(os.environ.get("TOCSIN_HISTORIES", "1"))
@@ -52,6 +53,35 @@ def test_a_restored_snapshot_goes_on_like_the_original(seed: int) -> None:
     restored = restore(snapshot(early))
     assert snapshot(restored) == snapshot(early), f"seed {seed}"
     assert snapshot(replay(world.log[middle:], restored)) == snapshot(world.state), f"seed {seed}"
+
+
+@pytest.mark.parametrize("seed", SEEDS[:10])
+def test_a_capture_does_not_change_with_what_follows_it(seed: int) -> None:
+    world = play(seed)
+    middle = len(world.log) // 2
+    state = replay(world.log[:middle], State())
+    early = snapshot(state)
+    captured = capture(state)
+    replay(world.log[middle:], state)
+    assert snapshot(state) == snapshot(world.state), f"seed {seed}"
+    chunks = list(captured.chunks())
+    assert snapshot(restore_chunks(chunks)) == early, f"seed {seed}"
+    for end in range(len(chunks)):
+        with pytest.raises(msgspec.DecodeError):
+            restore_chunks(chunks[:end])
+
+
+def test_large_records_do_not_make_large_chunks() -> None:
+    world = play(3)
+    job = next(iter(world.state.jobs.values()))
+    for number in range(40):
+        spec = msgspec.structs.replace(job.spec, payload=bytes(200_000))
+        world.state.put_job(
+            msgspec.structs.replace(job, name=f"default/big{number}", spec=spec, due_time_ms=None)
+        )
+    chunks = list(capture(world.state).chunks())
+    assert max(map(len, chunks)) < 1_100_000
+    assert snapshot(restore_chunks(chunks)) == snapshot(world.state)
 
 
 def test_processes_with_other_hash_seeds_agree_byte_for_byte() -> None:
