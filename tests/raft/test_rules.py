@@ -32,6 +32,9 @@ class RecordingCore:
     def commit_index(self) -> int:
         return self.committed
 
+    def can_go_on(self) -> bool:
+        return True
+
     def next_index(self, node: Any) -> int:
         return self.next[node]
 

@@ -211,6 +211,15 @@ class RaftCore(_syncobj.SyncObj):  # type: ignore[misc]
         """Asks a peer, which must hold the whole log, to start an election at once."""
         self.send(node, {"type": "timeout_now", "term": self.current_term()})
 
+    def can_go_on(self) -> bool:
+        """Whether this leader could commit, or send what it did not send yet."""
+        if not self.is_leader():
+            return False
+        matches = sorted(map(self._SyncObj__raftMatchIndex.__getitem__, self._peers))
+        # With this node's own copy, those from the middle up are a majority.
+        majority_holds = matches[len(matches) // 2] if matches else self._journal.last_index
+        return majority_holds > self.commit_index() or self.has_backlog()
+
     def has_backlog(self) -> bool:
         """Whether a peer lacks entries that its link has room for now."""
         if not self.is_leader():

@@ -36,6 +36,7 @@ class Core(Protocol):
     def current_term(self) -> int: ...
     def is_leader(self) -> bool: ...
     def commit_index(self) -> int: ...
+    def can_go_on(self) -> bool: ...
     def next_index(self, node: Any) -> int: ...
     def keep_next_index(self, node: Any, index: int) -> None: ...
     def send(self, node: Any, message: Message) -> None: ...
@@ -45,7 +46,7 @@ class MessageRules:
     """Stands between one core and its transport, in both directions.
 
     Args:
-        on_progress: called after each message that the core has handled.
+        on_progress: called after each message that leaves the core something to do.
     """
 
     def __init__(self, core: Core, journal: Journal, on_progress: Callable[[], None]) -> None:
@@ -97,6 +98,8 @@ class MessageRules:
             self._append(node, message, deliver)
         elif kind == "next_node_idx":
             self._ack(node, message, deliver)
+            if not self._core.can_go_on():
+                return  # Most acks change nothing: every entry gets one from each peer.
         elif kind == "response_vote":
             self._vote(node, message, deliver)
         elif kind in ("request_vote", "timeout_now"):

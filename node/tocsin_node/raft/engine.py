@@ -18,8 +18,7 @@ import hashlib
 import logging
 import ssl
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -30,6 +29,7 @@ from tocsin_node import certs
 from tocsin_node.certs import CertificateError, NodeName, TlsFiles
 from tocsin_node.raft import _core
 from tocsin_node.raft._core import REGULAR, RaftCore
+from tocsin_node.raft._deadlines import Deadlines
 from tocsin_node.raft._poller import LoopPoller
 from tocsin_node.raft.datadir import DataDir
 from tocsin_node.raft.disk import DISK, Disk
@@ -198,6 +198,15 @@ class _Proposal:
         self.units_left = 0
         self.logged = False
 
+    def expire(self, timeout: float) -> None:
+        if self.future.done():
+            return
+        if self.logged:
+            error: RaftError = OutcomeUnknown(f"appended, but not committed within {timeout:g} s")
+        else:
+            error = Overloaded(f"no turn within {timeout:g} s; nothing was logged")
+        self.future.set_exception(error)
+
 
 @dataclass(slots=True)
 class _Unit:
@@ -322,6 +331,7 @@ class Engine:
         self_node = nodes.pop(self._id)
         self._others = list(nodes.values())
         self._loop = asyncio.get_running_loop()
+        self._deadlines = Deadlines(self._loop)
         self._folder = DataDir.claim(self._data_dir, cluster_id=self._cluster_id, node_id=self._id)
         try:
             self._syncer = self._new_syncer()
@@ -386,8 +396,15 @@ class Engine:
 
     async def propose(self, command: bytes, *, timeout: float = 10.0) -> object:
         """As `propose_many` with one command; returns its result."""
-        results = await self.propose_many((command,), timeout=timeout)
-        return results[0]
+        size = len(command)
+        proposal = self._submit((command,), size, reserved=False)
+        deadline = self._deadlines.enter(timeout, proposal.expire)
+        try:
+            return (await proposal.future)[0]
+        finally:
+            deadline.leave()
+            self._pending_ops -= 1
+            self._pending_bytes -= size
 
     async def propose_many(
         self, commands: Sequence[bytes], *, timeout: float = 10.0, reserved: bool = False
@@ -410,19 +427,14 @@ class Engine:
         """
         if not commands:
             return []
-        ops, size = len(commands), sum(map(len, commands))
-        self._check_serving()
-        self._check_room(commands, ops, size, reserved)
-        proposal = _Proposal(self._loop.create_future(), ops)
-        self._enqueue(proposal, commands)
-        self._pending_ops += ops
-        self._pending_bytes += size
-        deadline = self._loop.call_later(timeout, self._expire, proposal, timeout)
+        size = sum(map(len, commands))
+        proposal = self._submit(commands, size, reserved=reserved)
+        deadline = self._deadlines.enter(timeout, proposal.expire)
         try:
             return await proposal.future
         finally:
-            deadline.cancel()
-            self._pending_ops -= ops
+            deadline.leave()
+            self._pending_ops -= len(commands)
             self._pending_bytes -= size
 
     async def read_barrier(self, *, timeout: float = 5.0) -> int:
@@ -443,12 +455,9 @@ class Engine:
         self._check_serving()
         index = self.commit_index
         term = self.term
-        async with self._confirming(timeout):
-            await self._round()
-            while self.applied_index < index:
-                await self._turn()
-                if self.term != term or not self.is_serving:
-                    raise self._not_leader()
+        await self._round(timeout)
+        if self.applied_index < index:
+            await self._until_applied(index, term, timeout)
         return index
 
     async def confirm_leadership(self, *, timeout: float = 5.0) -> None:
@@ -459,8 +468,7 @@ class Engine:
                 seconds.
         """
         self._check_serving()
-        async with self._confirming(timeout):
-            await self._round()
+        await self._round(timeout)
 
     async def transfer(self, target: str | None = None, *, timeout: float = 5.0) -> str:
         """Makes another node the leader; proposals wait meanwhile, and then meet NotLeader.
@@ -583,6 +591,16 @@ class Engine:
         # A leader that does not serve yet is nobody to ask.
         return NotLeader(None if leader_id == self._id else leader_id, self.term)
 
+    def _submit(self, commands: Sequence[bytes], size: int, *, reserved: bool) -> _Proposal:
+        self._check_serving()
+        ops = len(commands)
+        self._check_room(commands, ops, size, reserved)
+        proposal = _Proposal(self._loop.create_future(), ops)
+        self._enqueue(proposal, commands)
+        self._pending_ops += ops
+        self._pending_bytes += size
+        return proposal
+
     def _check_room(self, commands: Sequence[bytes], ops: int, size: int, reserved: bool) -> None:
         limits = self._options
         largest = max(map(len, commands))
@@ -615,15 +633,6 @@ class Engine:
         self._queue.append(unit)
         self._queued_ops += len(unit.commands)
         self._queued_bytes += unit.size_bytes
-
-    def _expire(self, proposal: _Proposal, timeout: float) -> None:
-        if proposal.future.done():
-            return
-        if proposal.logged:
-            error: RaftError = OutcomeUnknown(f"appended, but not committed within {timeout:g} s")
-        else:
-            error = Overloaded(f"no turn within {timeout:g} s; nothing was logged")
-        proposal.future.set_exception(error)
 
     # A pass: have the disk take what messages brought, let the core work, have the disk take what
     # that appended, tell what changed. The loop goes on while the disk works.
@@ -788,16 +797,7 @@ class Engine:
 
     # Rounds and turns.
 
-    @asynccontextmanager
-    async def _confirming(self, timeout: float) -> AsyncIterator[None]:
-        try:
-            async with asyncio.timeout(timeout):
-                yield
-        except TimeoutError:
-            reason = f"leadership was not confirmed by a majority within {timeout:g} s"
-            raise NotLeader(None, self.term, reason) from None
-
-    async def _round(self) -> int:
+    async def _round(self, timeout: float) -> int:
         """Waits for a round begun after the call; returns its number, or that of a later one."""
         assert self._core is not None
         future: asyncio.Future[int] = self._loop.create_future()
@@ -806,7 +806,30 @@ class Engine:
             # Whoever else joins in this turn of the loop shares the round.
             self._rounds_kicked = True
             self._loop.call_soon(self._begin_round)
-        return await future
+
+        def expire(timeout: float) -> None:
+            if not future.done():
+                future.set_exception(self._not_confirmed(timeout))
+
+        deadline = self._deadlines.enter(timeout, expire)
+        try:
+            return await future
+        finally:
+            deadline.leave()
+
+    def _not_confirmed(self, timeout: float) -> NotLeader:
+        reason = f"leadership was not confirmed by a majority within {timeout:g} s"
+        return NotLeader(None, self.term, reason)
+
+    async def _until_applied(self, index: int, term: int, timeout: float) -> None:
+        try:
+            async with asyncio.timeout(timeout):
+                while self.applied_index < index:
+                    await self._turn()
+                    if self.term != term or not self.is_serving:
+                        raise self._not_leader()
+        except TimeoutError:
+            raise self._not_confirmed(timeout) from None
 
     def _begin_round(self) -> None:
         self._rounds_kicked = False
@@ -838,7 +861,8 @@ class Engine:
         )
         try:
             async with asyncio.timeout_at(deadline):
-                round_ = await self._round()
+                # The round's own deadline is later, so that it is this one that is met.
+                round_ = await self._round(deadline - self._loop.time() + 1)
                 while heir is None:
                     if self.term != term or not self.is_serving:
                         raise self._not_leader()
