@@ -8,8 +8,10 @@ import socket
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from tocsin_node.raft.engine import Engine, JournalFailed, LeaderEvent, RaftOptions
@@ -63,6 +65,14 @@ class Member:
             results.append((index, value))
         return results
 
+    def capture(self) -> Any:
+        rows = list(self.values.items())
+        return SimpleNamespace(chunks=lambda: pieces(rows))
+
+    def restore(self, chunks: Iterator[bytes]) -> Callable[[], None]:
+        values = dict(row for chunk in chunks for row in msgspec.msgpack.decode(chunk))
+        return lambda: setattr(self, "values", values)
+
     @property
     def transport(self) -> Any:
         return self.engine._transport
@@ -75,6 +85,11 @@ class Member:
     def mend(self) -> None:
         del self.transport.send
         self.transport.receive = self.engine._core.receive
+
+
+def pieces(rows: list[tuple[str, str]]) -> Iterator[bytes]:
+    for start in range(0, len(rows), 100):
+        yield msgspec.msgpack.encode(rows[start : start + 100])
 
 
 class HandSyncer:
@@ -142,6 +157,7 @@ class Cluster:
             "stamp": self._stamp,
             "options": self.options,
             "on_fatal": member.fatal.append,
+            "snapshot": member,
         }
         member.engine = Engine(**(settings | changes))
         member.engine.subscribe(member.events.append)

@@ -62,6 +62,7 @@ class Hooks(Protocol):
     def apply_entry(self, index: int, term: int, entry: bytes) -> None: ...
     def append_batch(self) -> bool: ...
     def after_send(self) -> None: ...
+    def send_snapshot(self, node: PeerNode) -> None: ...
     def on_progress(self) -> None: ...
 
 
@@ -131,6 +132,8 @@ class RaftCore(_syncobj.SyncObj):  # type: ignore[misc]
             logCompactionMinTime=_NEVER,
         )
         super().__init__(self_node, other_nodes, conf=conf, transport=transport)
+        # What a snapshot holds need not be applied again.
+        self._SyncObj__raftLastApplied = journal.getRaftCommitIndex()
         transport.outgoing = self.rules.outgoing
         transport.receive = self.receive
         self.addOnTickCallback(hooks.after_send)
@@ -203,6 +206,26 @@ class RaftCore(_syncobj.SyncObj):  # type: ignore[misc]
         """Moves this node to a newer term that a peer is in; it follows nobody then."""
         self.rules.adopt_term(node, term, self._SyncObj__onMessageReceived)
 
+    def hear_leader(self, node: PeerNode, term: int) -> None:
+        """Takes note that a leader lives, by a message that holds no entries."""
+        self._prevote.heard_leader()
+        message = {"type": "append_entries", "term": term, "commit_index": 0}
+        self._SyncObj__onMessageReceived(node, message)
+
+    def hear_follower(self, node: PeerNode) -> None:
+        """Takes note that a follower lives, by a message that acknowledges no entries."""
+        ack = {"type": "next_node_idx", "next_node_idx": 1, "reset": False, "success": False}
+        self._SyncObj__onMessageReceived(node, ack)
+
+    def install(self, index: int) -> None:
+        """Goes on after this entry, which a snapshot has brought with all before it."""
+        self._SyncObj__raftLastApplied = index
+        self._SyncObj__raftCommitIndex = max(self.commit_index(), index)
+
+    def needs_snapshot(self, node: PeerNode) -> bool:
+        """Whether this leader does not keep what a peer needs next."""
+        return self.next_index(node) <= self._journal.first_index
+
     def forget_leader(self) -> None:
         """After so long without a word from it, this node names no leader to anybody."""
         self._SyncObj__raftLeader = None
@@ -226,7 +249,8 @@ class RaftCore(_syncobj.SyncObj):  # type: ignore[misc]
             return False
         last = self._journal.last_index
         return any(
-            self.next_index(node) <= last and self._links.has_room(node) for node in self._peers
+            self._journal.first_index < self.next_index(node) <= last and self._links.has_room(node)
+            for node in self._peers
         )
 
     def append(self, entry: bytes) -> int:
@@ -260,6 +284,9 @@ class RaftCore(_syncobj.SyncObj):  # type: ignore[misc]
 
     def _send_entries(self, node: PeerNode) -> None:
         """What a peer lacks, as far as there is room; a heartbeat if that is nothing."""
+        if self.needs_snapshot(node):
+            self._hooks.send_snapshot(node)
+            return
         budget = SEND_BYTES_PER_PASS
         heartbeat = True
         while heartbeat or (

@@ -124,6 +124,33 @@ class Pong(TypedDict):
     fit: bool
 
 
+class SnapshotChunk(TypedDict):
+    """A piece of the snapshot of entry `index`; an empty one asks where to go on."""
+
+    term: Count
+    index: Count
+    index_term: Count
+    size: Count
+    offset: Count
+    data: bytes
+
+
+class SnapshotAck(TypedDict):
+    """How many bytes of the snapshot of entry `index` have come without a gap."""
+
+    term: Count
+    index: Count
+    offset: Count
+
+
+class StateDigest(TypedDict):
+    """The sender's state after entry `index`; `answer` asks for the receiver's."""
+
+    index: Count
+    digest: Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
+    answer: bool
+
+
 _TYPES: Final[dict[int, tuple[str, Any]]] = {
     1: ("hello", Hello),
     2: ("refused", Refused),
@@ -137,6 +164,9 @@ _TYPES: Final[dict[int, tuple[str, Any]]] = {
     10: ("pre_vote_reply", PreVoteReply),
     11: ("ping", Ping),
     12: ("pong", Pong),
+    13: ("snapshot_chunk", SnapshotChunk),
+    14: ("snapshot_ack", SnapshotAck),
+    15: ("state_digest", StateDigest),
 }
 _CODES = {name: bytes((code,)) for code, (name, _) in _TYPES.items()}
 _DECODERS = {code: (name, msgspec.msgpack.Decoder(shape)) for code, (name, shape) in _TYPES.items()}

@@ -21,6 +21,7 @@ from tocsin_node.raft.errors import DataDirInUse, WrongDataDir
 LOCK_NAME = "LOCK"
 IDENTITY_NAME = "identity.json"
 JOURNAL_NAME = "journal"
+SNAPSHOTS_NAME = "snapshots"
 PEERS_NAME = "peers.json"
 IDENTITY_FORMAT = 1
 
@@ -55,6 +56,10 @@ class DataDir:
     @property
     def journal_path(self) -> Path:
         return self.path / JOURNAL_NAME
+
+    @property
+    def snapshots_path(self) -> Path:
+        return self.path / SNAPSHOTS_NAME
 
     @classmethod
     def claim(cls, path: Path, *, cluster_id: str, node_id: str) -> DataDir:

@@ -17,8 +17,10 @@ import enum
 import hashlib
 import logging
 import ssl
+import sys
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -31,6 +33,7 @@ from tocsin_node.raft import _core
 from tocsin_node.raft._core import REGULAR, RaftCore
 from tocsin_node.raft._deadlines import Deadlines
 from tocsin_node.raft._poller import LoopPoller
+from tocsin_node.raft._snapshots import Snapshots
 from tocsin_node.raft.datadir import DataDir
 from tocsin_node.raft.disk import DISK, Disk
 from tocsin_node.raft.errors import (
@@ -47,6 +50,7 @@ from tocsin_node.raft.errors import (
     OutcomeUnknown,
     Overloaded,
     RaftError,
+    SnapshotDamaged,
     StartRefused,
     TlsRefused,
     TransferFailed,
@@ -54,7 +58,8 @@ from tocsin_node.raft.errors import (
     UnsupportedCore,
     WrongDataDir,
 )
-from tocsin_node.raft.journal import SEGMENT_BYTES, Journal
+from tocsin_node.raft.journal import FIRST_INDEX, SEGMENT_BYTES, Journal
+from tocsin_node.raft.snapshot import Snapshot, SnapshotHooks, SnapshotStore
 from tocsin_node.raft.syncer import ProcessSyncer, Syncer
 from tocsin_node.raft.transport import (
     Identity,
@@ -84,6 +89,8 @@ __all__ = [
     "RaftError",
     "RaftOptions",
     "Role",
+    "SnapshotDamaged",
+    "SnapshotHooks",
     "StartRefused",
     "TlsFiles",
     "TlsRefused",
@@ -99,6 +106,9 @@ TIMER_PERIOD_S = 0.020
 STALL_S = 0.150
 # How long the next batch may wait for company after a batch of several operations.
 HOLD_S = 0.002
+SWITCH_INTERVAL_S = 0.0005
+# After so many bytes of a snapshot, its reader says how far it is.
+PROGRESS_BYTES = 64 * 1024 * 1024
 # How long a stopping leader tries to find a successor.
 HANDOVER_TIMEOUT_S = 1.0
 # A link on which nothing comes for so long, and for four elections, is given up.
@@ -130,6 +140,8 @@ class RaftOptions:
         max_pending_ops, max_pending_bytes: room for proposals that have no result yet.
         reserved_pending_ops, reserved_pending_bytes: further room, for `reserved=True` alone.
         segment_bytes: size at which the journal starts another file.
+        snapshot_every_entries, snapshot_every_bytes: a snapshot is taken after so much log; should
+            be equal on all nodes, since it is then that they compare their states.
     """
 
     election_timeout_ms: tuple[int, int] = (500, 1000)
@@ -144,6 +156,8 @@ class RaftOptions:
     reserved_pending_ops: int = 16_384
     reserved_pending_bytes: int = 16 * 1024 * 1024
     segment_bytes: int = SEGMENT_BYTES
+    snapshot_every_entries: int = 100_000
+    snapshot_every_bytes: int = 64 * 1024 * 1024
 
     def __post_init__(self) -> None:
         low, high = self.election_timeout_ms
@@ -245,6 +259,9 @@ class Engine:
         tls: with it, links between nodes are encrypted and both ends prove who they are; without
             it, every address must be on loopback.
         fit: whether this node should lead if it can; asked when leadership is about to move.
+        snapshot: how to take the state, and how to replace it; without it the log grows for ever.
+        first_index: where the log of a new cluster starts, equal on all nodes: log indexes are
+            fencing tokens, and must go on rising when a new cluster meets old targets.
         disk, new_syncer: how files are written, and who waits for the disk; for tests.
     """
 
@@ -261,6 +278,8 @@ class Engine:
         cluster_id: str = "tocsin",
         tls: TlsFiles | None = None,
         fit: Callable[[], bool] = lambda: True,
+        snapshot: SnapshotHooks | None = None,
+        first_index: int = FIRST_INDEX,
         disk: Disk = DISK,
         new_syncer: Callable[[], Syncer] = ProcessSyncer,
     ) -> None:
@@ -277,10 +296,14 @@ class Engine:
         self._on_fatal = on_fatal
         self._tls = tls
         self._fit = fit
+        self._hooks = snapshot
+        self._first_index = first_index
         self._disk = disk
         self._new_syncer = new_syncer
 
         self._syncer: Syncer | None = None
+        self._snapshots: Snapshots | None = None
+        self._worker: ThreadPoolExecutor | None = None
         self._folder: DataDir | None = None
         self._journal: Journal | None = None
         self._poller: LoopPoller | None = None
@@ -335,11 +358,17 @@ class Engine:
         self._folder = DataDir.claim(self._data_dir, cluster_id=self._cluster_id, node_id=self._id)
         try:
             self._syncer = self._new_syncer()
+            store = SnapshotStore(
+                self._folder.snapshots_path, cluster_id=self._cluster_id, disk=self._disk
+            )
+            kept = await self._restore(store)
             self._journal = Journal.open(
                 self._folder.journal_path,
                 segment_bytes=self._options.segment_bytes,
                 disk=self._disk,
                 syncer=self._syncer,
+                snapshot=kept[0].base if kept else None,
+                first_index=self._first_index,
             )
             self._poller = LoopPoller(self._loop, self._fail)
             self._transport = Transport(
@@ -364,6 +393,7 @@ class Engine:
                 cut_off_timeout_ms=self._options.cut_off_timeout_ms,
                 fit=self._fit,
             )
+            self._snapshots = self._start_snapshots(store, kept)
             self._transport.start()
         except BaseException:
             self._close()
@@ -562,6 +592,63 @@ class Engine:
     def _name(self) -> NodeName:
         return NodeName(self._cluster_id, self._id)
 
+    async def _restore(self, store: SnapshotStore) -> list[Snapshot]:
+        """Takes the newest snapshot that is whole into use; it comes first in what is returned."""
+        # A thread that encodes or decodes must not keep the loop waiting for its turn.
+        sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_INTERVAL_S))
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix=f"snapshot-{self._id}")
+        hooks = self._hooks
+        if hooks is None:
+            return []
+        damage: SnapshotDamaged | None = None
+        kept = await self._loop.run_in_executor(self._worker, store.load)
+        for position, snapshot in enumerate(kept):
+            logger.info(
+                "%s: reading the snapshot at entry %d, %d bytes",
+                self._id, snapshot.at, snapshot.size_bytes,
+            )  # fmt: skip
+            chunks = _with_progress(self._id, snapshot, store.read(snapshot))
+            try:
+                use = await self._loop.run_in_executor(self._worker, hooks.restore, chunks)
+            except SnapshotDamaged as error:
+                logger.error("%s; trying an older snapshot", error)
+                damage = damage or error
+            else:
+                use()
+                return kept[position:]
+        if damage is not None:
+            raise damage
+        return []
+
+    def _start_snapshots(self, store: SnapshotStore, kept: list[Snapshot]) -> Snapshots | None:
+        core, journal = self._core, self._journal
+        if self._hooks is None or core is None or journal is None:
+            return None
+        snapshots = Snapshots(
+            core=core,
+            node_id=self._id,
+            peers=self._others,
+            store=store,
+            kept=kept,
+            journal=journal,
+            disk=self._disk,
+            hooks=self._hooks,
+            every_entries=self._options.snapshot_every_entries,
+            every_bytes=self._options.snapshot_every_bytes,
+            run=lambda function: self._loop.run_in_executor(self._worker, function),
+            on_fatal=self._fail,
+            on_progress=self._on_progress,
+        )
+        core.handlers["snapshot_chunk"] = snapshots.handle_chunk
+        core.handlers["snapshot_ack"] = snapshots.handle_ack
+        core.handlers["state_digest"] = snapshots.handle_digest
+        return snapshots
+
+    def _send_snapshot(self, node: PeerNode) -> None:
+        if self._snapshots is None:
+            raise AssertionError("entries are gone, but nothing takes snapshots")
+        self._snapshots.send(node)
+
     def _load_tls(self, files: TlsFiles) -> tuple[ssl.SSLContext, ssl.SSLContext]:
         try:
             notice = certs.check_own(files, self._name())
@@ -644,6 +731,8 @@ class Engine:
 
     def _on_timer(self) -> None:
         self._timer = self._loop.call_later(TIMER_PERIOD_S, self._on_timer)
+        if self._snapshots is not None and self._core is not None:
+            self._snapshots.prune_transfers(self._core.needs_snapshot)
         self._pass()
 
     def _pass(self) -> None:
@@ -766,6 +855,8 @@ class Engine:
         results: Sequence[object] = ()
         if entry[:1] == REGULAR:
             results = self._apply_commands(index, entry)
+        if self._snapshots is not None:
+            self._snapshots.after_entry(index, term, len(entry))
         batch = self._inflight
         if batch is not None and batch.index == index and batch.term == term:
             self._inflight = None
@@ -979,6 +1070,11 @@ class Engine:
             self._transport.destroy()
         if self._poller is not None:
             self._poller.close()
+        if self._snapshots is not None:
+            self._snapshots.close()
+        if self._worker is not None:
+            # What it does ends at its next chunk; the folder is not let go of before.
+            self._worker.shutdown()
         if self._journal is not None:
             self._journal.close()
         if self._syncer is not None:
@@ -994,7 +1090,19 @@ class _CoreHooks:
         self.apply_entry = engine._apply_entry
         self.append_batch = engine._append_batch
         self.after_send = engine._flush
+        self.send_snapshot = engine._send_snapshot
         self.on_progress = engine._on_progress
+
+
+def _with_progress(node_id: str, snapshot: Snapshot, chunks: Iterator[bytes]) -> Iterator[bytes]:
+    read = said = 0
+    for chunk in chunks:
+        yield chunk
+        read += len(chunk)
+        if read - said >= PROGRESS_BYTES:
+            said = read
+            percent = 100 * read // snapshot.size_bytes
+            logger.info("%s: read %d %% of the snapshot", node_id, percent)
 
 
 def _set_exception(future: asyncio.Future[list[object]], error: RaftError) -> None:

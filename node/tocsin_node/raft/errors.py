@@ -10,6 +10,7 @@ RaftError
   StartRefused         the node must not start
     AddressInUse  AddressRefused  DataDirInUse  WrongDataDir  UnsupportedCore  TlsRefused
   JournalDamaged       the journal on disk is not what was written (also refuses the start)
+  SnapshotDamaged      so is a snapshot, and there is no older one that the journal reaches back to
   JournalFailed        a write or sync failed: the node stops, nothing is acknowledged after it
   LogConflict          a leader asked to remove committed entries: the node stops
   ApplyFailed          the state machine raised: the node stops and names the entry
@@ -126,6 +127,41 @@ class JournalDamaged(StartRefused):
         super().__init__(f"journal file {path} is damaged at byte {offset}: {reason}")
         self.path = path
         self.offset = offset
+
+
+class SnapshotDamaged(StartRefused):
+    """A snapshot file holds something that was never written.
+
+    Attributes:
+        path, offset: file, and the byte at which its first damaged part starts.
+    """
+
+    def __init__(self, path: Path, offset: int, reason: str) -> None:
+        super().__init__(f"snapshot {path} is damaged at byte {offset}: {reason}")
+        self.path = path
+        self.offset = offset
+
+
+class SnapshotFailed(RaftError):
+    """A snapshot could not be made, or could not be taken into use."""
+
+
+class StateDiverged(RaftError):
+    """A majority holds another state after the same entry: the node stops.
+
+    Attributes:
+        index: log index after which the states were compared.
+        own, majority: hex digests of both.
+    """
+
+    def __init__(self, index: int, own: str, majority: str) -> None:
+        super().__init__(
+            f"after entry {index} the state of this node has digest {own}, but a majority has"
+            f" {majority}"
+        )
+        self.index = index
+        self.own = own
+        self.majority = majority
 
 
 class JournalFailed(RaftError):
