@@ -41,6 +41,7 @@ from tocsin_node.raft.errors import (
     AddressRefused,
     ApplyFailed,
     DataDirInUse,
+    DiskFull,
     EngineStopped,
     JournalDamaged,
     JournalFailed,
@@ -59,6 +60,7 @@ from tocsin_node.raft.errors import (
     WrongDataDir,
 )
 from tocsin_node.raft.journal import FIRST_INDEX, SEGMENT_BYTES, Journal
+from tocsin_node.raft.reserve import DiskReserve
 from tocsin_node.raft.snapshot import Snapshot, SnapshotHooks, SnapshotStore
 from tocsin_node.raft.syncer import ProcessSyncer, Syncer
 from tocsin_node.raft.transport import (
@@ -75,6 +77,7 @@ __all__ = [
     "ApplyFailed",
     "ApplyFn",
     "DataDirInUse",
+    "DiskFull",
     "Engine",
     "EngineStopped",
     "JournalDamaged",
@@ -106,6 +109,7 @@ TIMER_PERIOD_S = 0.020
 STALL_S = 0.150
 # How long the next batch may wait for company after a batch of several operations.
 HOLD_S = 0.002
+DISK_CHECK_S = 1.0
 SWITCH_INTERVAL_S = 0.0005
 # After so many bytes of a snapshot, its reader says how far it is.
 PROGRESS_BYTES = 64 * 1024 * 1024
@@ -140,6 +144,8 @@ class RaftOptions:
         max_pending_ops, max_pending_bytes: room for proposals that have no result yet.
         reserved_pending_ops, reserved_pending_bytes: further room, for `reserved=True` alone.
         segment_bytes: size at which the journal starts another file.
+        disk_reserve_bytes: room on the disk that is kept for `reserved=True`.
+        disk_margin_bytes: free room below which other proposals are refused.
         snapshot_every_entries, snapshot_every_bytes: a snapshot is taken after so much log; should
             be equal on all nodes, since it is then that they compare their states.
     """
@@ -156,6 +162,8 @@ class RaftOptions:
     reserved_pending_ops: int = 16_384
     reserved_pending_bytes: int = 16 * 1024 * 1024
     segment_bytes: int = SEGMENT_BYTES
+    disk_reserve_bytes: int = 128 * 1024 * 1024
+    disk_margin_bytes: int = 256 * 1024 * 1024
     snapshot_every_entries: int = 100_000
     snapshot_every_bytes: int = 64 * 1024 * 1024
 
@@ -302,6 +310,9 @@ class Engine:
         self._new_syncer = new_syncer
 
         self._syncer: Syncer | None = None
+        self._reserve: DiskReserve | None = None
+        self._disk_checked = 0.0
+        self._leaving: asyncio.Task[None] | None = None
         self._snapshots: Snapshots | None = None
         self._worker: ThreadPoolExecutor | None = None
         self._folder: DataDir | None = None
@@ -357,6 +368,13 @@ class Engine:
         self._deadlines = Deadlines(self._loop)
         self._folder = DataDir.claim(self._data_dir, cluster_id=self._cluster_id, node_id=self._id)
         try:
+            self._reserve = DiskReserve(
+                self._data_dir,
+                disk=self._disk,
+                reserve_bytes=self._options.disk_reserve_bytes,
+                margin_bytes=self._options.disk_margin_bytes,
+            )
+            self._reserve.check()
             self._syncer = self._new_syncer()
             store = SnapshotStore(
                 self._folder.snapshots_path, cluster_id=self._cluster_id, disk=self._disk
@@ -391,7 +409,7 @@ class Engine:
                 election_timeout_ms=self._options.election_timeout_ms,
                 heartbeat_interval_ms=self._options.heartbeat_interval_ms,
                 cut_off_timeout_ms=self._options.cut_off_timeout_ms,
-                fit=self._fit,
+                fit=self._is_fit,
             )
             self._snapshots = self._start_snapshots(store, kept)
             self._transport.start()
@@ -452,7 +470,8 @@ class Engine:
             What `apply` returned for each command.
 
         Raises:
-            NotLeader, Overloaded, OperationTooLarge, EngineStopped: nothing entered the log.
+            NotLeader, Overloaded, DiskFull, OperationTooLarge, EngineStopped: nothing entered the
+                log.
             OutcomeUnknown: some of it did, and leadership or the time ended before the result came.
         """
         if not commands:
@@ -644,6 +663,33 @@ class Engine:
         core.handlers["state_digest"] = snapshots.handle_digest
         return snapshots
 
+    @property
+    def disk_low(self) -> bool:
+        """Whether the disk is down to its reserve, so that only reserved proposals are taken."""
+        return self._reserve is not None and self._reserve.low
+
+    def _is_fit(self) -> bool:
+        return not self.disk_low and self._fit()
+
+    def _check_disk(self) -> None:
+        if self._reserve is None:
+            return
+        try:
+            self._reserve.check()
+        except OSError as error:
+            logger.error("%s: the disk's reserve cannot be kept: %s", self._id, error)
+        if self._reserve.low and self.is_serving and self._others and self._leaving is None:
+            self._leaving = self._loop.create_task(self._leave_to_another())
+
+    async def _leave_to_another(self) -> None:
+        try:
+            await self.transfer(timeout=HANDOVER_TIMEOUT_S)
+        except RaftError as error:
+            # There is no fit node. It stays, and does what the reserve is for.
+            logger.warning("%s is short of disk and still leads: %s", self._id, error)
+        finally:
+            self._leaving = None
+
     def _send_snapshot(self, node: PeerNode) -> None:
         if self._snapshots is None:
             raise AssertionError("entries are gone, but nothing takes snapshots")
@@ -690,6 +736,10 @@ class Engine:
 
     def _check_room(self, commands: Sequence[bytes], ops: int, size: int, reserved: bool) -> None:
         limits = self._options
+        if self.disk_low and not reserved:
+            raise DiskFull(
+                f"less than {limits.disk_margin_bytes} bytes are free on the disk of {self._id}"
+            )
         largest = max(map(len, commands))
         if largest > limits.max_op_bytes:
             raise OperationTooLarge(largest, limits.max_op_bytes)
@@ -731,6 +781,9 @@ class Engine:
 
     def _on_timer(self) -> None:
         self._timer = self._loop.call_later(TIMER_PERIOD_S, self._on_timer)
+        if self._loop.time() - self._disk_checked > DISK_CHECK_S:
+            self._disk_checked = self._loop.time()
+            self._check_disk()
         if self._snapshots is not None and self._core is not None:
             self._snapshots.prune_transfers(self._core.needs_snapshot)
         self._pass()
@@ -1070,6 +1123,8 @@ class Engine:
             self._transport.destroy()
         if self._poller is not None:
             self._poller.close()
+        if self._leaving is not None:
+            self._leaving.cancel()
         if self._snapshots is not None:
             self._snapshots.close()
         if self._worker is not None:

@@ -3,6 +3,7 @@
 RaftError
   NotLeader            this node may not decide; nothing entered the log
   Overloaded           no room, or no turn before the deadline; nothing entered the log
+  DiskFull             the disk is down to its reserve; nothing entered the log
   OperationTooLarge    refused before queueing; nothing entered the log
   OutcomeUnknown       the entry is in this node's log and may yet commit or vanish
   EngineStopped        the node is stopping; nothing entered the log
@@ -43,6 +44,10 @@ class NotLeader(RaftError):
 
 class Overloaded(RaftError):
     """The queue of proposals is full, or the deadline passed in it. Nothing entered the log."""
+
+
+class DiskFull(RaftError):
+    """This node's disk is down to its reserve, which is not for user writes. Nothing was logged."""
 
 
 class OperationTooLarge(RaftError, ValueError):
