@@ -236,6 +236,7 @@ _BY_REASON: Mapping[str, type[ApiError]] = {
     "NO_LEADER": NoLeader,
     "OUTCOME_UNKNOWN": OutcomeUnknown,
     "OVERLOADED": Overloaded,
+    "DISK_FULL": Overloaded,
     "QUOTA_EXCEEDED": Overloaded,
     "REVISION_COMPACTED": RevisionCompacted,
     "SHUTTING_DOWN": Unavailable,

@@ -8,6 +8,7 @@ place: new certificates go to a new folder and are put in the old one's stead by
 from __future__ import annotations
 
 import datetime
+import fcntl
 import os
 import ssl
 from collections.abc import Iterable, Sequence
@@ -30,6 +31,7 @@ EXPIRY_NOTICE = datetime.timedelta(days=30)
 
 CA_CERT = "ca.crt"
 CA_KEY = "ca.key"
+LOCK = "lock"
 
 
 class CertificateError(Exception):
@@ -114,6 +116,25 @@ def create(
     except OSError as error:
         raise CertificateError(f"{error.filename or folder}: {error.strerror}") from error
     return files
+
+
+def ensure(folder: Path, cluster_id: str, node_ids: Sequence[str]) -> dict[str, TlsFiles]:
+    """The files of each node in a folder; makes them all if the folder has no authority yet.
+
+    Nodes that start together on one machine wait for the one that makes them.
+
+    Raises:
+        CertificateError: as `create`.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with (folder / LOCK).open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not (folder / CA_CERT).exists():
+                return create(folder, cluster_id, node_ids)
+    except OSError as error:
+        raise CertificateError(f"{error.filename or folder}: {error.strerror}") from error
+    return {node_id: node_files(folder, node_id) for node_id in node_ids}
 
 
 def node_files(folder: Path, node_id: str) -> TlsFiles:

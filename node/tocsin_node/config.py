@@ -220,6 +220,20 @@ class RaftConfig(_Section):
     heartbeat_interval_ms: Annotated[int, BeforeValidator(_within(duration_ms, "10ms", "30s"))] = (
         Field(alias="heartbeat_interval")
     )
+    certs: Annotated[str, BeforeValidator(_folder)] | None = None
+    segment_bytes: Annotated[int, BeforeValidator(_within(size_bytes, "4MiB", "1GiB"))] = Field(
+        default=64 * 1024**2, alias="segment"
+    )
+    snapshot_every_bytes: Annotated[int, BeforeValidator(_within(size_bytes, "1MiB", "16GiB"))] = (
+        Field(default=64 * 1024**2, alias="snapshot_every")
+    )
+    disk_reserve_bytes: Annotated[int, BeforeValidator(_within(size_bytes, "1MiB", "16GiB"))] = (
+        Field(default=128 * 1024**2, alias="disk_reserve")
+    )
+    batch_operations: Annotated[int, BeforeValidator(_within(whole_number, "1", "65536"))] = 4096
+    batch_bytes: Annotated[int, BeforeValidator(_within(size_bytes, "4KiB", "1MiB"))] = Field(
+        default=256 * 1024, alias="batch"
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -338,6 +352,13 @@ class Config:
             if node.id == node_id:
                 return node
         raise UnknownNode(str(self.path), node_id, self.node_ids)
+
+    @property
+    def certs_dir(self) -> Path:
+        """The folder of the nodes' certificates: raft.certs, else data_dir/certs."""
+        if self.raft.certs is None:
+            return self.data_dir / "certs"
+        return self.path.parent / self.raft.certs
 
     def node_data_dir(self, node_id: str) -> Path:
         """The folder that belongs to one node alone: data_dir/<node id>."""

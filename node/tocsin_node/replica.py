@@ -8,7 +8,7 @@ loop, so readers see the state between two entries and need no locks.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from tocsin_node.clock import ClusterClock
@@ -17,7 +17,7 @@ from tocsin_node.core import command as commands
 from tocsin_node.core import machine
 from tocsin_node.core.command import Command
 from tocsin_node.core.result import Applied, Rejected, Result
-from tocsin_node.core.state import State
+from tocsin_node.core.state import Captured, State, capture, restore_chunks
 from tocsin_node.raft.engine import Engine
 
 PROPOSE_TIMEOUT_S = 10.0
@@ -75,10 +75,36 @@ class Replica:
         results = machine.apply_entry(self.state, index, stamp_ms, decoded)
         self.clock.observe(self.state.time_ms)
         if self._listeners:
-            changes = Changes(index, tuple(self.state.changed_runs), tuple(self.state.changed_jobs))
-            for listener in tuple(self._listeners):
-                listener(changes)
+            state = self.state
+            self._tell(Changes(index, tuple(state.changed_runs), tuple(state.changed_jobs)))
         return results
+
+    def capture(self) -> Captured:
+        """The state after the newest entry, for a snapshot; what follows does not touch it."""
+        return capture(self.state)
+
+    def restore(self, chunks: Iterator[bytes]) -> Callable[[], None]:
+        """Builds the state of a snapshot, off the loop.
+
+        Returns:
+            What takes it into use, on the loop: listeners are told that everything changed.
+
+        Raises:
+            msgspec.DecodeError: the snapshot is damaged, or a newer release wrote it.
+        """
+        state = restore_chunks(chunks)
+        return lambda: self._take_into_use(state)
+
+    def _take_into_use(self, state: State) -> None:
+        before, self.state = self.state, state
+        self.clock.observe(state.time_ms)
+        runs = dict.fromkeys([*before.runs, *state.runs])
+        jobs = dict.fromkeys([*before.jobs, *state.jobs])
+        self._tell(Changes(state.index, tuple(runs), tuple(jobs)))
+
+    def _tell(self, changes: Changes) -> None:
+        for listener in tuple(self._listeners):
+            listener(changes)
 
     async def execute(
         self, command: Command, *, timeout: float = PROPOSE_TIMEOUT_S, reserved: bool = False

@@ -35,6 +35,7 @@ from tocsin_node.api.health import Health
 from tocsin_node.api.jobs import JobService
 from tocsin_node.api.runs import RunService
 from tocsin_node.api.worker import WorkerService
+from tocsin_node.certs import CertificateError, TlsFiles, ensure, node_files
 from tocsin_node.clock import Clock, ClusterClock, HostClock
 from tocsin_node.config import Config
 from tocsin_node.core.command import BeginTerm
@@ -52,6 +53,7 @@ from tocsin_node.raft.engine import (
     RaftError,
     RaftOptions,
     Role,
+    StartRefused,
 )
 from tocsin_node.replica import Replica
 from tocsin_node.schedule import use_packaged_zones
@@ -110,6 +112,8 @@ class Server:
             stamp=self.replica.clock.now_ms,
             options=_raft_options(config),
             on_fatal=on_fatal,
+            tls=_tls_files(config, node_id),
+            snapshot=self.replica,
         )
         self.replica.attach(self.engine)
         self.leases = Leases(self.replica)
@@ -154,7 +158,7 @@ class Server:
         if self._api is not None:
             await self._api.stop(STOP_GRACE_S)
         await self._edge.close()
-        await self.engine.stop()
+        await self.engine.stop(handover=True)
 
     def _bound_api(self) -> grpc.aio.Server:
         """The API with its services, its port taken; it answers once it is started."""
@@ -330,7 +334,22 @@ def _raft_options(config: Config) -> RaftOptions:
         heartbeat_interval_ms=config.raft.heartbeat_interval_ms,
         # A leader that is cut off gives up about when the others elect another one.
         cut_off_timeout_ms=shortest_ms + shortest_ms // 5,
+        segment_bytes=config.raft.segment_bytes,
+        snapshot_every_bytes=config.raft.snapshot_every_bytes,
+        disk_reserve_bytes=config.raft.disk_reserve_bytes,
+        max_batch_ops=config.raft.batch_operations,
+        max_batch_bytes=config.raft.batch_bytes,
     )
+
+
+def _tls_files(config: Config, node_id: str) -> TlsFiles:
+    """The node's certificate; on one machine, where all nodes share a folder, made at the start."""
+    if config.raft.certs is not None:
+        return node_files(config.certs_dir, node_id)
+    try:
+        return ensure(config.certs_dir, config.cluster_id, config.node_ids)[node_id]
+    except CertificateError as error:
+        raise StartRefused(str(error)) from error
 
 
 async def _refuse_port_in_use(node_id: str, address: str) -> None:

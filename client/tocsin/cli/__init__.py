@@ -29,6 +29,7 @@ _COMMANDS = {
     "fence": ("fence", "Keep older attempts away from what they must not touch."),
     "crontab": ("crontab", "Turn crontabs into jobs."),
     "cluster": ("cluster", "See how the nodes are."),
+    "certs": ("certs", "Make the certificates by which nodes know each other."),
     "up": ("node", "Start all nodes of a cluster file on this machine."),
     "node": ("node", "Run one node of a cluster file."),
     "demo": ("demo", "Watch a cluster survive the death of its leader."),

@@ -75,12 +75,12 @@ def up(ctx: click.Context, settings: Settings, /, *, data_dir: str | None, verbo
       tocsin up -c cluster.yaml --data-dir /tmp/tocsin
     """
     need_node("tocsin up")
-    config = _checked_config(settings.cluster_file)
+    config = checked_config(settings.cluster_file)
     runner = _Up(settings.cluster_file, list(config.node_ids), data_dir, verbose=verbose)
     ctx.exit(asyncio.run(runner.run()))
 
 
-def _checked_config(path: Path) -> Any:
+def checked_config(path: Path) -> Any:
     """Reads the file as a node would, so that what is wrong is said once and not by each node."""
     config = importlib.import_module("tocsin_node.config")
     try:

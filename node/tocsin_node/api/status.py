@@ -21,6 +21,7 @@ from google.rpc import error_details_pb2, status_pb2
 from tocsin_node.admission import Refusal
 from tocsin_node.core.result import Reason, Rejected
 from tocsin_node.raft.engine import (
+    DiskFull,
     EngineStopped,
     NotLeader,
     OperationTooLarge,
@@ -98,6 +99,7 @@ ANSWERS: Mapping[str, Answer] = {
     # Not UNAVAILABLE: retry policies send that again blindly, under another request id too.
     "OUTCOME_UNKNOWN": Answer(_Code.UNKNOWN, _nothing),
     "OVERLOADED": Answer(_Code.RESOURCE_EXHAUSTED, _retry_after(OVERLOAD_RETRY_MS)),
+    "DISK_FULL": Answer(_Code.RESOURCE_EXHAUSTED, _retry_after(OVERLOAD_RETRY_MS)),
     "INTERNAL": Answer(_Code.INTERNAL, _nothing),
     # What is wrong with the request.
     "FIELD_INVALID": Answer(_Code.INVALID_ARGUMENT, _bad_request),
@@ -151,6 +153,8 @@ def refusal_of(error: Exception, *, request_id: str = "") -> Refusal | None:
         )
     if isinstance(error, Overloaded):
         return Refusal("OVERLOADED", f"nothing was done: {error}; try again later")
+    if isinstance(error, DiskFull):
+        return Refusal("DISK_FULL", f"nothing was done: {error}")
     if isinstance(error, OperationTooLarge):
         detail = {"limit_bytes": str(error.limit_bytes)}
         return Refusal("PAYLOAD_TOO_LARGE", str(error), detail=detail)
