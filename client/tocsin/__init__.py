@@ -34,6 +34,8 @@ from tocsin.errors import (
 )
 from tocsin.schedule import At, Cron, DstFold, DstGap, Every, Schedule
 from tocsin.types import (
+    After,
+    AfterCondition,
     Applied,
     Attempt,
     AttemptError,
@@ -65,6 +67,8 @@ from tocsin.types import (
 from tocsin.worker import Worker
 
 __all__ = [
+    "After",
+    "AfterCondition",
     "AlreadyExists",
     "ApiError",
     "Applied",

@@ -17,6 +17,8 @@ from google.rpc import error_details_pb2
 
 from tocsin.schedule import At, Cron, DstFold, DstGap, Every, Schedule, instant
 from tocsin.types import (
+    After,
+    AfterCondition,
     Applied,
     Attempt,
     AttemptError,
@@ -92,6 +94,7 @@ def to_job(job: Job) -> job_pb2.Job:
         name=job.name,
         etag=job.etag,
         schedules=[to_schedule(schedule) for schedule in job.schedules],
+        after=[_to_after(after) for after in job.after],
         queue=job.queue,
         handler=job.handler,
         payload=job.payload,
@@ -113,11 +116,20 @@ def to_job(job: Job) -> job_pb2.Job:
     return message
 
 
+def _to_after(after: After | str) -> job_pb2.After:
+    assert isinstance(after, After), "a Job turns names into values"
+    return job_pb2.After(job=after.job, condition=_to_enum(job_pb2.AfterCondition, after.condition))
+
+
 def from_job(message: job_pb2.Job) -> Job:
     return Job(
         name=message.name,
         handler=message.handler,
         schedules=tuple(from_schedule(schedule) for schedule in message.schedules),
+        after=tuple(
+            After(after.job, _from_enum(job_pb2.AfterCondition, after.condition, AfterCondition))
+            for after in message.after
+        ),
         queue=message.queue,
         payload=message.payload,
         content_type=message.content_type,
@@ -311,6 +323,8 @@ def from_run(message: run_pb2.Run) -> Run:
         attempt_count=message.attempt_count,
         max_attempts=message.max_attempts,
         refused_report_count=message.refused_report_count,
+        upstream=message.upstream,
+        checkpoint_size=message.checkpoint_size,
     )
 
 

@@ -10,6 +10,7 @@ older stream reaches nobody.
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import logging
 import time
@@ -78,6 +79,15 @@ class Identity:
     sdk: str
 
 
+@dataclass(slots=True, eq=False)
+class _Checkpoint:
+    """What an attempt saves, and who waits for it; `seq`: frame that carries it, 0: none yet."""
+
+    data: bytes
+    waiting: list[concurrent.futures.Future[None]]
+    seq: int = 0
+
+
 class Session:
     """All that one worker process holds, and the stream over which it speaks for it.
 
@@ -104,6 +114,7 @@ class Session:
         self._waiting: deque[tuple[Assignment, Lease]] = deque()
         self._unacknowledged: dict[Key, Item] = {}
         self._unsent: dict[Key, None] = {}  # those of them not yet sent on this stream, in order
+        self._checkpoints: dict[Key, _Checkpoint] = {}  # not yet acknowledged
         self._lost: set[Key] = set()  # running, but over: the leader said so
         self._drain_reason: str | None = None
         self._abort_time: float | None = None
@@ -130,6 +141,18 @@ class Session:
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 self._loop.call_soon_threadsafe(callback, *arguments)
 
+    def save(self, key: Key, data: bytes) -> concurrent.futures.Future[None]:
+        """Sends a checkpoint; the future is done when the leader has taken it in.
+
+        It fails with LeaseLost if the lease is over, or the session.
+        """
+        saved: concurrent.futures.Future[None] = concurrent.futures.Future()
+        if self._loop is None or self._loop.is_closed():
+            saved.set_exception(LeaseLost("the session has ended"))
+        else:
+            self.soon(self._save, key, data, saved)
+        return saved
+
     # On the session's loop
 
     async def run(self) -> None:
@@ -149,6 +172,8 @@ class Session:
             await asyncio.gather(deadlines, return_exceptions=True)
             for attempt in self._running.values():  # nobody renews their leases any more
                 attempt.stop(LeaseLost("the session has ended"))
+            for key in list(self._checkpoints):
+                self._drop_checkpoint(key, LeaseLost("the session has ended"))
             await self._pool.close()
         if self._unacknowledged:
             log.warning(
@@ -159,6 +184,7 @@ class Session:
     def ended(self, key: Key, report: Item) -> None:
         """The attempt is over, its slot is free, and this is what to tell the leader of it."""
         self._running.pop(key, None)
+        self._drop_checkpoint(key, LeaseLost("the attempt is over"))
         self.table.finished(key)
         if key in self._lost and report.WhichOneof("outcome") != "result":
             # The leader has ended this lease itself. A result is sent all the same: whether it is
@@ -256,6 +282,9 @@ class Session:
         """Forgets what belonged to the stream before: numbers, and what was sent on it."""
         self.table.new_stream()
         self._unsent = dict.fromkeys(self._unacknowledged)
+        self._checkpoint_seq = 0
+        for checkpoint in self._checkpoints.values():
+            checkpoint.seq = 0
         self._welcomed = False
         self._named: set[Key] = set()  # leases that a heartbeat of this stream has named
         self._heartbeat_every = HEARTBEAT_EVERY
@@ -337,6 +366,8 @@ class Session:
             self._take_heartbeat_ack(frame.heartbeat_ack)
         elif kind == "completion_acks":
             self._take_completion_acks(frame.completion_acks)
+        elif kind == "checkpoint_acks":
+            self._take_checkpoint_acks(frame.checkpoint_acks)
         elif kind == "cancel":
             self._take_cancel(frame.cancel)
         elif kind == "drain":
@@ -432,6 +463,8 @@ class Session:
             return worker_pb2.SessionRequest(heartbeat=self._heartbeat(now))
         if self._unsent:
             return worker_pb2.SessionRequest(completions=self._completions())
+        if any(not checkpoint.seq for checkpoint in self._checkpoints.values()):
+            return worker_pb2.SessionRequest(checkpoints=self._unsent_checkpoints())
         if now >= self._credit_due():
             self._credit, self._credit_sent = self._current_credit(), now
             slots, seq = self._credit
@@ -480,6 +513,55 @@ class Session:
         self._report_seq += 1
         return worker_pb2.Completions(seq=self._report_seq, items=items)
 
+    # Checkpoints
+
+    def _save(self, key: Key, data: bytes, saved: concurrent.futures.Future[None]) -> None:
+        """Only the newest of an attempt is sent; whoever saved an older one has it in the newer."""
+        if key not in self._running or key in self._lost:
+            saved.set_exception(LeaseLost("the lease is over"))
+            return
+        before = self._checkpoints.get(key)
+        waiting = [*before.waiting, saved] if before is not None else [saved]
+        self._checkpoints[key] = _Checkpoint(data, waiting)
+        self._wake_up()
+
+    def _unsent_checkpoints(self) -> worker_pb2.Checkpoints:
+        self._checkpoint_seq += 1
+        frame = worker_pb2.Checkpoints(seq=self._checkpoint_seq)
+        size = 0
+        for key, checkpoint in self._checkpoints.items():
+            if checkpoint.seq or len(frame.items) >= self._batch_max or size > REPORT_BYTES_MAX:
+                continue
+            checkpoint.seq = self._checkpoint_seq
+            size += len(checkpoint.data)
+            lease = worker_pb2.Lease(run=key.run, fencing_token=key.token)
+            frame.items.add(lease=lease, data=checkpoint.data)
+        return frame
+
+    def _take_checkpoint_acks(self, frame: worker_pb2.CheckpointAcks) -> None:
+        for item in frame.items:
+            key = _key(item.lease)
+            checkpoint = self._checkpoints.get(key)
+            if item.outcome in (
+                worker_pb2.COMPLETION_OUTCOME_FENCED,
+                worker_pb2.COMPLETION_OUTCOME_RUN_NOT_FOUND,
+            ):
+                self._lose(key)
+            elif checkpoint is not None and checkpoint.seq == frame.seq:
+                self._drop_checkpoint(key, None)
+        self._wake_up()
+
+    def _drop_checkpoint(self, key: Key, cause: ControlFlow | None) -> None:
+        """Tells whoever waits for a checkpoint that it is saved, or why it never will be."""
+        checkpoint = self._checkpoints.pop(key, None)
+        for saved in checkpoint.waiting if checkpoint is not None else ():
+            if not saved.set_running_or_notify_cancel():
+                continue  # it is not waited for any more
+            if cause is None:
+                saved.set_result(None)
+            else:
+                saved.set_exception(cause)
+
     def _credit_due(self) -> float:
         if self._credit == self._current_credit():
             return float("inf")
@@ -519,6 +601,7 @@ class Session:
     def _lose(self, key: Key) -> None:
         """The leader says that this lease is over."""
         self.table.drop(key)
+        self._drop_checkpoint(key, LeaseLost("the leader has ended the lease"))
         attempt = self._running.get(key)
         if attempt is not None:
             log.warning("%s: the lease under token %d is lost", key.run, key.token)

@@ -6,6 +6,8 @@ no I/O of its own, the worker does.
 
 from __future__ import annotations
 
+import asyncio
+import concurrent.futures
 import contextlib
 import logging
 import threading
@@ -17,6 +19,8 @@ from datetime import datetime
 from tocsin.errors import ControlFlow, LeaseLost
 
 __all__ = ["Context", "current"]
+
+CHECKPOINT_BYTES_MAX = 16 * 1024
 
 log = logging.getLogger("tocsin.worker")
 _current: ContextVar[Context] = ContextVar("tocsin.context")
@@ -44,6 +48,8 @@ class Context:
         idempotency_key: the same for all attempts, never used again: makes an effect happen once.
         deadline: when the attempt timeout ends, by this machine's clock.
         queue, handler, worker_id: where it came from, and who runs it.
+        checkpoint: what an earlier attempt of the run saved last; empty: nothing.
+        upstream_run: the run that this one comes after, or empty.
     """
 
     run: str
@@ -61,11 +67,50 @@ class Context:
     queue: str = ""
     handler: str = ""
     worker_id: str = ""
+    checkpoint: bytes = b""
+    upstream_run: str = ""
     control: Control = field(repr=False)
 
     def progress(self, done: float) -> None:
         """Says how far the attempt is, 0 to 1; shown with the run from the next heartbeat on."""
         self.control.progress = min(1.0, max(0.0, done))
+
+    def save_checkpoint(self, data: bytes, *, timeout: float = 30.0) -> None:
+        """Leaves something for the next attempt, in case this one does not come to its end.
+
+        Returns once it is in the cluster's log; the next attempt then finds it in `checkpoint`. It
+        takes the place of what was saved before, and is gone when the run has succeeded. For
+        handlers that are plain functions; in async ones, `await save_checkpoint_async`.
+
+        Args:
+            data: at most 16 KiB.
+            timeout: seconds to wait; what was handed over may be saved all the same.
+
+        Raises:
+            LeaseLost, Cancelled, ...: the attempt is to stop; nothing counts any more.
+            TimeoutError: no leader has taken it in time.
+        """
+        self.check()
+        saved = self._save(data)
+        try:
+            saved.result(timeout)
+        except concurrent.futures.TimeoutError:
+            self.check()
+            raise TimeoutError(f"the checkpoint was not acknowledged in {timeout:g} s") from None
+
+    async def save_checkpoint_async(self, data: bytes, *, timeout: float = 30.0) -> None:
+        """As `save_checkpoint`, for async handlers."""
+        self.check()
+        async with asyncio.timeout(timeout):
+            await asyncio.wrap_future(self._save(data))
+
+    def _save(self, data: bytes) -> concurrent.futures.Future[None]:
+        if len(data) > CHECKPOINT_BYTES_MAX:
+            raise ValueError(
+                f"the checkpoint has {len(data)} bytes, at most {CHECKPOINT_BYTES_MAX} are kept: "
+                "store the rest elsewhere and save where"
+            )
+        return self.control.save(bytes(data))
 
     def remaining(self) -> float:
         """Seconds until the attempt timeout; never negative."""
@@ -115,6 +160,7 @@ class Control:
         overdue: why the attempt must stop by the time alone, or None; asked on each check, so
             that a process that was frozen learns it before it goes on.
         remaining: seconds until the attempt timeout.
+        save: hands a checkpoint to the session; the future is done when the leader has it.
     """
 
     def __init__(
@@ -122,9 +168,11 @@ class Control:
         *,
         overdue: Callable[[], ControlFlow | None] = lambda: None,
         remaining: Callable[[], float] = lambda: float("inf"),
+        save: Callable[[bytes], concurrent.futures.Future[None]] | None = None,
     ) -> None:
         self.progress = 0.0
         self.remaining = remaining
+        self.save = save or _nowhere
         self._overdue = overdue
         self._lock = threading.Lock()
         self._cause: ControlFlow | None = None
@@ -165,6 +213,10 @@ class Control:
     def _remove(self, callback: Callable[[ControlFlow], None]) -> None:
         with self._lock, contextlib.suppress(ValueError):
             self._callbacks.remove(callback)
+
+
+def _nowhere(data: bytes) -> concurrent.futures.Future[None]:
+    raise RuntimeError("this context belongs to no session, which could save a checkpoint")
 
 
 def _call(callback: Callable[[ControlFlow], None], cause: ControlFlow) -> None:

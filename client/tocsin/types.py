@@ -16,6 +16,8 @@ from typing import Any
 from tocsin.schedule import Schedule
 
 __all__ = [
+    "After",
+    "AfterCondition",
     "Applied",
     "Attempt",
     "AttemptError",
@@ -66,6 +68,14 @@ class MisfirePolicy(enum.StrEnum):
     SKIP = "SKIP"
 
 
+class AfterCondition(enum.StrEnum):
+    """After which ends of a run its dependants run; ANY: cancelled ones too."""
+
+    SUCCESS = "SUCCESS"
+    FAILURE = "FAILURE"
+    ANY = "ANY"
+
+
 class RunState(enum.StrEnum):
     UNKNOWN = "UNKNOWN"  # a state newer than this library
     PENDING = "PENDING"
@@ -89,6 +99,7 @@ class RunCause(enum.StrEnum):
     SCHEDULE = "SCHEDULE"
     TRIGGER = "TRIGGER"
     MISFIRE = "MISFIRE"
+    AFTER = "AFTER"
 
 
 class AttemptOutcome(enum.StrEnum):
@@ -143,6 +154,17 @@ class RetryPolicy:
     non_retryable_errors: Sequence[str] = ()
 
 
+@dataclass(frozen=True)
+class After:
+    """Makes a job run after each run of another one that ended so."""
+
+    job: str
+    condition: AfterCondition = AfterCondition.SUCCESS
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "condition", AfterCondition(self.condition))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Job:
     """What to run and when. None, 0 and DEFAULT mean the cluster's default.
@@ -151,6 +173,7 @@ class Job:
         name: `namespace/job`; the namespace `default` may be left out.
         handler: name of the code that a worker runs.
         schedules: none: the job runs only when triggered.
+        after: jobs after whose runs this one runs: names, or `After("job", "failure")`.
         payload: bytes, given to the handler; `Job.json(...)` makes one of keyword arguments.
         max_runs: the job is finished when this many occurrences ran or were covered; 0: no end.
         uid, etag, paused, pause_note, next_fire_time, create_time, update_time, mark_time,
@@ -161,6 +184,7 @@ class Job:
     name: str
     handler: str
     schedules: Sequence[Schedule] = ()
+    after: Sequence[After | str] = ()
     queue: str = ""
     payload: bytes = b""
     content_type: str = ""
@@ -191,6 +215,8 @@ class Job:
         # Policies may be written as plain text; a name that there is none of is a ValueError.
         object.__setattr__(self, "overlap_policy", OverlapPolicy(self.overlap_policy))
         object.__setattr__(self, "misfire_policy", MisfirePolicy(self.misfire_policy))
+        after = tuple(After(each) if isinstance(each, str) else each for each in self.after)
+        object.__setattr__(self, "after", after)
 
     @staticmethod
     def json(**arguments: Any) -> bytes:
@@ -236,6 +262,8 @@ class Run:
         state_reason: why it failed, was cancelled, or still waits.
         revision: log index of the last entry that changed it.
         refused_report_count: reports about it that came after their lease was over.
+        upstream: the run that it comes after, or empty.
+        checkpoint_size: bytes that an attempt left for the next one.
     """
 
     name: str
@@ -262,6 +290,8 @@ class Run:
     attempt_count: int
     max_attempts: int
     refused_report_count: int
+    upstream: str = ""
+    checkpoint_size: int = 0
 
     @property
     def job(self) -> str:

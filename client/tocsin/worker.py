@@ -9,6 +9,7 @@ whether there is another attempt, is for the cluster to say.
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import functools
 import importlib.metadata
@@ -269,7 +270,13 @@ class Worker:
         session, loop = self._session, self._loop
         assert session is not None, "only a session starts attempts"
         assert loop is not None, "only a session starts attempts"
-        attempt = _Attempt(item, lease, worker_id=self.worker_id, clock=self._clock)
+        attempt = _Attempt(
+            item,
+            lease,
+            worker_id=self.worker_id,
+            clock=self._clock,
+            save=functools.partial(session.save, lease.key),
+        )
         handler = self._handlers.get(item.handler)
 
         def ended(report: Item) -> None:
@@ -306,6 +313,7 @@ class _Attempt:
         *,
         worker_id: str,
         clock: Callable[[], float],
+        save: Callable[[bytes], concurrent.futures.Future[None]],
     ) -> None:
         self._item = item
         self._lease = lease
@@ -314,6 +322,7 @@ class _Attempt:
         self.control = Control(
             overdue=lambda: _overdue(lease, timeout_time, clock()),
             remaining=lambda: max(0.0, timeout_time - clock()),
+            save=save,
         )
         self.context = _context(item, worker_id, self.control)
 
@@ -480,6 +489,8 @@ def _context(item: worker_pb2.Assignments.Item, worker_id: str, control: Control
         queue=item.queue,
         handler=item.handler,
         worker_id=worker_id,
+        checkpoint=item.checkpoint,
+        upstream_run=item.upstream_run,
         control=control,
     )
 

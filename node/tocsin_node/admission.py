@@ -25,6 +25,8 @@ from tocsin_node.core.model import (
     DAY_MS,
     DEFAULT_NAMESPACE,
     SECOND_MS,
+    After,
+    Condition,
     JobSpec,
     Misfire,
     Overlap,
@@ -35,6 +37,7 @@ from tocsin_node.core.model import (
 from tocsin_node.schedule import BadSchedule, validate_schedule
 
 SCHEDULES_MAX = 16
+AFTER_MAX = 16
 LABELS_MAX = 32
 LABEL_CHARS_MAX = 63
 ERROR_KINDS_MAX = 32
@@ -56,7 +59,7 @@ TIMESTAMP_S_MIN = -62_135_596_800  # year 1
 TIMESTAMP_S_MAX = 253_402_300_799  # year 9999
 
 NAME_PART = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
-RUN_PART = re.compile(r"[0-9]{8}T[0-9]{6}Z|manual-[A-Za-z0-9_-]{1,64}")
+RUN_PART = re.compile(r"[0-9]{8}T[0-9]{6}Z|manual-[A-Za-z0-9_-]{1,64}|after-[A-Za-z0-9._~-]{1,120}")
 REQUEST_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 HANDLER = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 CONTENT_TYPE = re.compile(r"[!-~]+(?: [!-~]+)*")
@@ -65,8 +68,8 @@ NAME_ALLOWED = (
     "{namespace}/{job} or {job}, each 1 to 63 of a-z 0-9 . _ -, beginning with a letter or digit"
 )
 RUN_NAME_ALLOWED = (
-    "{namespace}/{job}/{run} or {job}/{run}, the last part as 20261129T070000Z or "
-    "manual-{request id}"
+    "{namespace}/{job}/{run} or {job}/{run}, the last part as 20261129T070000Z, "
+    "manual-{request id} or after-{run before}"
 )
 QUEUE_ALLOWED = "1 to 63 of a-z 0-9 . _ -, beginning with a letter or digit"
 REQUEST_ID_ALLOWED = "1 to 64 of A-Z a-z 0-9 _ -; it makes a repeat of the request harmless"
@@ -82,6 +85,11 @@ _MISFIRE = {
     job_pb2.MISFIRE_POLICY_LATEST: Misfire.LATEST,
     job_pb2.MISFIRE_POLICY_ALL: Misfire.ALL,
     job_pb2.MISFIRE_POLICY_SKIP: Misfire.SKIP,
+}
+_CONDITION = {
+    job_pb2.AFTER_CONDITION_SUCCESS: Condition.SUCCESS,
+    job_pb2.AFTER_CONDITION_FAILURE: Condition.FAILURE,
+    job_pb2.AFTER_CONDITION_ANY: Condition.ANY,
 }
 _DST_GAP = {
     job_pb2.DST_GAP_SKIP: "skip",
@@ -392,6 +400,7 @@ def job_spec(job: job_pb2.Job, faults: Faults, config: Config, *, field: str = "
         ),
         priority=_priority(job, field, faults),
         labels=_labels(job.labels, f"{field}.labels", faults),
+        after=_after(job.after, f"{field}.after", faults),
         max_runs=_max_runs(job.max_runs, f"{field}.max_runs", faults),
     )
 
@@ -534,6 +543,30 @@ def _max_runs(value: int, field: str, faults: Faults) -> int:
     if not 0 <= value <= MAX_RUNS_MAX:
         faults.expected(field, value, f"1 to {MAX_RUNS_MAX}, or 0 for no end")
     return value
+
+
+def _after(items: Iterable[job_pb2.After], field: str, faults: Faults) -> tuple[After, ...]:
+    found = list(items)
+    if len(found) > AFTER_MAX:
+        faults.add(field, f"got {len(found)} jobs, allowed: at most {AFTER_MAX}")
+        return ()
+    read = tuple(
+        After(
+            job_name(item.job, f"{field}[{number}].job", faults),
+            _enum(
+                item.condition,
+                job_pb2.AfterCondition.DESCRIPTOR,
+                _CONDITION,
+                Condition.SUCCESS,
+                f"{field}[{number}].condition",
+                faults=faults,
+            ),
+        )
+        for number, item in enumerate(found)
+    )
+    if len({after.job for after in read}) < len(read):
+        faults.add(field, "got a job twice, allowed: each once; the condition any covers all ends")
+    return read
 
 
 def _labels(labels: Mapping[str, str], field: str, faults: Faults) -> tuple[tuple[str, str], ...]:

@@ -13,6 +13,8 @@ from click.testing import Result
 from tests.cli.conftest import NOON, FakeClient, make_job, make_run
 from tocsin.schedule import At, Cron, DstFold, DstGap, Every
 from tocsin.types import (
+    After,
+    AfterCondition,
     Job,
     MisfirePolicy,
     OccurrenceOutcome,
@@ -253,3 +255,18 @@ def test_occurrences(tocsin: Tocsin, client: FakeClient) -> None:
     assert shown["outcome"] == "OCCURRENCE_OUTCOME_COALESCED"
     assert shown["logIndex"] == str(2**60)
     assert tocsin("job", "occurrences", "x", "--from", "2026-11-29T00:00:00").exit_code == 2
+
+
+def test_a_job_can_come_after_others(tocsin: Tocsin, client: FakeClient) -> None:
+    made = ("job", "create", "load", "--command", "true")
+    result = tocsin(*made, "--after", "extract", "--after", "billing/x:any")
+    assert result.exit_code == 0
+    assert client.jobs["default/load"].after == (
+        After("extract", AfterCondition.SUCCESS),
+        After("billing/x", AfterCondition.ANY),
+    )
+    assert "runs after extract, success, billing/x, any" in result.stdout
+    assert "billing/x, any" in tocsin("job", "get", "load").stdout
+    (shown,) = json.loads(tocsin("job", "list", "-o", "json").stdout)
+    assert shown["after"][1]["condition"] == "AFTER_CONDITION_ANY"
+    assert tocsin(*made, "--after", "extract:never").exit_code == 2

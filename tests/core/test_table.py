@@ -87,6 +87,8 @@ RetryRuns                          | `RUN_NOT_FOUND` | `RUN_NOT_ENDED`       | `
 SetGate                            | =               | =                     | =                     | =                     | =                     | =             | =             | =
 PauseGate                          | =               | =                     | =                     | =                     | =                     | =             | =             | =
 DeleteGate                         | `QUEUE_NOT_FOUND` | `QUEUE_NOT_FOUND`   | `QUEUE_NOT_FOUND`     | `QUEUE_NOT_FOUND`     | `QUEUE_NOT_FOUND`     | `QUEUE_NOT_FOUND` | `QUEUE_NOT_FOUND` | `QUEUE_NOT_FOUND`
+SaveCheckpoint                     | `RUN_NOT_FOUND` | `FENCED`              | =                     | =                     | `FENCED`              | `FENCED`      | `FENCED`      | `FENCED`
+SaveCheckpoint, stale token        | `RUN_NOT_FOUND` | `FENCED`              | `FENCED`              | `FENCED`              | `FENCED`              | `FENCED`      | `FENCED`      | `FENCED`
 """
 
 NO_RUN, CANCELLING = "no run", "cancelling"
@@ -325,6 +327,8 @@ MAKE: dict[str, Callable[[Machine], c.Command]] = {
     "SetGate": lambda m: c.SetGate(m.request(), ScopeKind.QUEUE, "default", 0, 1, 1_000, 1),
     "PauseGate": lambda m: c.PauseGate(m.request(), ScopeKind.QUEUE, "default", True, ""),
     "DeleteGate": lambda m: c.DeleteGate(m.request(), ScopeKind.QUEUE, "default", 0),
+    "SaveCheckpoint": lambda m: c.SaveCheckpoint(FIRST, token(m), b"half"),
+    "SaveCheckpoint, stale token": lambda m: c.SaveCheckpoint(FIRST, token(m) - 1, b"half"),
 }
 
 

@@ -571,3 +571,50 @@ async def _converse(node: Node, stub: Any) -> None:
 async def _read_to_the_end(call: Any) -> None:
     while (await call.read()) is not grpc.aio.EOF:
         pass
+
+
+# ---- checkpoints
+
+
+async def saved(worker: WorkerStream, lease: worker_pb2.Lease, data: bytes) -> Any:
+    item = worker_pb2.Checkpoints.Item(lease=lease, data=data)
+    worker.send(checkpoints=worker_pb2.Checkpoints(seq=7, items=[item]))
+    acks = await worker.next("checkpoint_acks")
+    assert acks.seq == 7
+    (ack,) = acks.items
+    return ack
+
+
+@virtual
+async def test_a_checkpoint_is_acknowledged_from_the_log_and_given_to_the_next_attempt() -> None:
+    async with Node() as node:
+        worker, lease = await assigned(node)
+        await worker.heartbeat(lease)
+        assert (await saved(worker, lease, b"half")).outcome == APPLIED
+        assert len(node.engine.applied(c.SaveCheckpoint)) == 1
+        error = worker_pb2.Completions.Item(lease=lease, retryable=True)
+        error.error.kind = "Boom"
+        await worker.report(error)
+        worker.credit(1)
+        (again,) = await worker.take()
+        assert (again.lease.attempt, again.checkpoint) == (2, b"half")
+        late = await saved(worker, lease, b"late")
+        assert (late.outcome, late.current_token) == (FENCED, again.lease.fencing_token)
+
+
+@virtual
+async def test_a_checkpoint_waits_for_a_log_that_does_not_take_it() -> None:
+    async with Node() as node:
+        worker, lease = await assigned(node)
+        await worker.heartbeat(lease)
+        node.engine.faults.extend(["lost", "refused"])
+        assert (await saved(worker, lease, b"half")).outcome == APPLIED
+        assert node.run(lease.run).checkpoint == b"half"
+
+
+@virtual
+async def test_a_checkpoint_that_is_too_large_ends_the_session() -> None:
+    async with Node() as node:
+        worker, lease = await assigned(node)
+        with pytest.raises(Refusal, match=r"checkpoints\.items\.data"):
+            await saved(worker, lease, bytes(16 * 1024 + 1))

@@ -20,7 +20,7 @@ from tocsin import Every, Job, RunState
 from tocsin.workers.shell_payload import ShellPayload
 from tocsin_node.audit import FaultKind, audit, open_book
 from tocsin_node.core import command as c
-from tocsin_node.core.model import AttemptOutcome, Cause, idempotency_key
+from tocsin_node.core.model import After, AttemptOutcome, Cause, idempotency_key
 from tocsin_node.core.model import RunState as CoreState
 from tocsin_node.core.result import Applied, Reason
 from tocsin_node.explain import explain
@@ -235,6 +235,31 @@ def test_a_deleted_job_keeps_its_name_until_its_last_lease_has_ended(m: Machine)
     assert m.refused(again) is Reason.JOB_HAS_ACTIVE_RUNS
     m.done(c.Expire(FIRST, token))
     m.done(again)
+
+
+def test_what_comes_after_a_run_is_started_by_the_entry_that_ends_it(m: Machine) -> None:
+    m.create("default/a", every_s=0)
+    m.create("default/b", every_s=0, after=(After("default/a"),))
+    run = m.trigger("default/a").name
+    token = m.grant(run)
+    m.succeed(run, token)
+    m.succeed(run, token)
+    (after,) = m.runs("default/b")
+    assert (after.upstream, after.create_index) == (run, m.state.runs[run].end_index)
+
+
+def test_a_checkpoint_is_saved_only_under_the_live_lease_and_given_to_the_next_attempt(
+    m: Machine,
+) -> None:
+    m.create()
+    m.due()
+    stale = m.grant(FIRST)
+    m.done(c.SaveCheckpoint(FIRST, stale, b"half"))
+    m.done(c.Expire(FIRST, stale))
+    m.now_ms += 10_000
+    granted = m.done(c.Grant(FIRST, "w2", "w2"))
+    assert granted.checkpoint == b"half"
+    assert m.refused(c.SaveCheckpoint(FIRST, stale, b"late")) is Reason.FENCED
 
 
 def test_a_fence_only_rises_and_only_for_a_live_lease(m: Machine) -> None:

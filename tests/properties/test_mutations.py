@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from tests.properties.test_histories import play
-from tocsin_node.core import fence, lease, limits, machine
+from tocsin_node.core import dependants, fence, lease, limits, machine
 from tocsin_node.core.state import Ledger, State
 
 SEEDS = 200
@@ -33,6 +33,34 @@ class Mutation:
 
 
 MUTATIONS = (
+    # -- dependants and checkpoints
+    Mutation(
+        "a completion starts no dependants",
+        machine._settle_run,
+        "dependants.start(state, run)",
+        "pass",
+    ),
+    Mutation(
+        "dependants are started again by the same run",
+        dependants.start,
+        "if run.name not in state.runs:",
+        "if True:",
+    ),
+    Mutation(
+        "a failure starts what comes after success",
+        dependants._holds,
+        "after.condition is _ENDS.get(ended.state)",
+        "True",
+    ),
+    Mutation(
+        "a job may come after itself", dependants._upstream_refusal, "after.job == name", "False"
+    ),
+    Mutation(
+        "a checkpoint is saved under a stale token",
+        machine._save_checkpoint,
+        "run.lease is None or run.lease.token != command.token",
+        "False",
+    ),
     # -- fences
     Mutation(
         "a fence lets a lease pass that is over",

@@ -20,7 +20,10 @@ from tocsin_node.core import command as c
 from tocsin_node.core import lease, machine
 from tocsin_node.core.model import (
     FINAL_STATES,
+    After,
     AttemptOutcome,
+    Cause,
+    Condition,
     Gate,
     Job,
     JobSpec,
@@ -51,6 +54,7 @@ ZONES = ("UTC", "Europe/Berlin", "Australia/Lord_Howe")
 EXPECTED = frozenset(
     {
         Reason.JOB_EXISTS,
+        Reason.DEPENDENCY_CYCLE,
         Reason.JOB_NOT_FOUND,
         Reason.JOB_HAS_ACTIVE_RUNS,
         Reason.RUN_NOT_FOUND,
@@ -110,8 +114,8 @@ class World:
 
     def step(self) -> None:
         """One random thing happens."""
-        if self.random.random() < 0.06:
-            self.show_token()
+        if self.random.random() < 0.08:
+            self.random.choice((self.show_token, self.save_checkpoint))()
             return
         choice = self.random.random()
         if choice < 0.08:
@@ -280,6 +284,12 @@ class World:
             resource = f"r{self.random.randrange(4)}"
             self.apply(c.AdvanceFence(run, token, resource, ttl_ms))
 
+    def save_checkpoint(self) -> None:
+        known = [*self.state.leases.items(), *self.grants[-10:]]
+        if known:
+            run, token = self.random.choice(known)
+            self.apply(c.SaveCheckpoint(run, token, b"half"))
+
     # -- pieces ------------------------------------------------------------------------------------
 
     def job_name(self) -> str:
@@ -308,6 +318,7 @@ class World:
             concurrency_key=key,
             max_concurrent_per_key=self.random.choice((1, 2)) if key else 0,
             start_deadline_ms=self.random.choice((None, None, 0, 20_000)),
+            after=self.after(),
             max_runs=self.random.choice((0, 0, 0, 2, 9)),
             retry=RetryPolicy(
                 self.random.choice((1, 2, 3)), 1_000, 2_000, 5_000, non_retryable_errors=("Fatal",)
@@ -324,6 +335,14 @@ class World:
         if name == "concurrency_key":
             changes["max_concurrent_per_key"] = other.max_concurrent_per_key
         return replace(spec, **changes)
+
+    def after(self) -> tuple[After, ...]:
+        """Of some jobs, others that they come after; a cycle is asked for as often as not."""
+        if self.random.random() < 0.6:
+            return ()
+        names = sorted(name for name in self.state.jobs if self.state.job(name) is not None)
+        names = self.random.sample(names, min(len(names), self.random.choice((1, 1, 2))))
+        return tuple(After(name, self.random.choice(tuple(Condition))) for name in names)
 
     def schedule(self) -> Schedule:
         kind = self.random.choice(tuple(ScheduleKind))
@@ -363,6 +382,7 @@ class World:
                 self.waited_for.add(result.detail["limit"].partition("/")[0])
             self.take_note(command, result, jobs)
         self.check_changes(batch, runs, jobs)
+        self.check_dependants(runs, jobs)
         self.check_runs()
         return results
 
@@ -388,6 +408,8 @@ class World:
             run = result.value
             assert isinstance(run, Run)
             assert run.attempts[-1].token == command.token, f"{run.name}: a stale token counted"
+        if isinstance(command, c.SaveCheckpoint):
+            assert self.state.leases.get(command.run) == command.token, "a dead lease saved"
         if isinstance(command, c.AdvanceFence):
             self.note_shown(command)
         if isinstance(command, c.Complete) and not result.repeated:
@@ -441,6 +463,50 @@ class World:
             self.check_overlap(job, runs)
             self.check_max_runs(job, runs, jobs)
         self.check_limits(batch, runs)
+
+    def check_dependants(self, runs: dict[str, Run], jobs: dict[str, Job]) -> None:
+        """What ended in this entry has started what comes after it, in this entry, and no more."""
+        for name in self.state.changed_runs:
+            run, before = self.state.runs.get(name), runs.get(name)
+            if run is None:
+                continue
+            if run.cause is Cause.AFTER and before is None:
+                assert run.upstream in self.state.changed_runs, f"{name} began out of nothing"
+                upstream = self.state.runs.get(run.upstream)
+                if upstream is not None:
+                    assert self.comes_after(self.state.jobs[run.job], upstream), name
+            over_before = before is not None and before.state in FINAL_STATES
+            if run.state not in FINAL_STATES or over_before or self.state.job(run.job) is None:
+                continue
+            for job in jobs.values():
+                if self.state.jobs.get(job.name) is not job and job.name in self.state.changed_jobs:
+                    continue  # changed in this entry too; which came first is not known here
+                if not job.deleted and self.comes_after(job, run):
+                    made = f"{job.name}/after-{run.name.rpartition('/')[2]}.{run.uid}"
+                    found = made in self.state.runs or made in self.state.changed_runs
+                    assert found or len(made) > 100, f"{made} is missing"
+        if self.state.changed_jobs:
+            self.check_no_cycle()
+
+    def comes_after(self, job: Job, run: Run) -> bool:
+        ends = {Condition.SUCCESS: ["SUCCEEDED"], Condition.FAILURE: ["FAILED"]}
+        final = [str(state) for state in FINAL_STATES]
+        return any(
+            after.job == run.job and str(run.state) in ends.get(after.condition, final)
+            for after in job.spec.after
+        )
+
+    def check_no_cycle(self) -> None:
+        """Jobs can be put in an order in which each comes after what it names."""
+        left = {
+            name: {after.job for after in job.spec.after}
+            for name, job in self.state.jobs.items()
+            if not job.deleted
+        }
+        while free := [name for name, named in left.items() if not named & left.keys()]:
+            for name in free:
+                del left[name]
+        assert not left, f"{sorted(left)} come after each other"
 
     def check_deadline(self, before: Run, after: Run) -> None:
         """A run that never started starts by its deadline, or is ended after it."""

@@ -17,6 +17,7 @@ from tocsin.schedule import At, Cron, Every
 from tocsin.v1 import cluster_pb2, fence_pb2, job_pb2, run_pb2, worker_pb2
 
 MESSAGES: dict[type[object], type[Message]] = {
+    types.After: job_pb2.After,
     types.Attempt: run_pb2.Attempt,
     types.AttemptError: run_pb2.AttemptError,
     types.AuditFault: job_pb2.AuditFault,

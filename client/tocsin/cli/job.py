@@ -22,6 +22,8 @@ from tocsin.cli._payload import PAYLOAD, check_json
 from tocsin.cli._runs import exit_code, print_run, wait_for
 from tocsin.schedule import At, Cron, DstFold, DstGap, Every, Schedule
 from tocsin.types import (
+    After,
+    AfterCondition,
     Fire,
     Job,
     MisfirePolicy,
@@ -239,6 +241,13 @@ def schedules_of(options: Mapping[str, Any]) -> list[Schedule]:
     help="Finish when this many of its times ran or were covered.  [default: no end]",
 )
 @click.option(
+    "--after",
+    "after",
+    multiple=True,
+    metavar="JOB[:CONDITION]",
+    help="Run after each run of JOB that ended in success (default), failure or any.  [repeatable]",
+)
+@click.option(
     "--label",
     "labels",
     multiple=True,
@@ -294,6 +303,7 @@ def _definition(name: str, options: Mapping[str, Any]) -> Job:
         name=name,
         handler=handler,
         schedules=tuple(schedules_of(options)),
+        after=tuple(_after(text) for text in options["after"]),
         queue=options["queue"] or "",
         payload=payload,
         content_type=options["content_type"] or "",
@@ -309,6 +319,21 @@ def _definition(name: str, options: Mapping[str, Any]) -> Job:
         jitter=options["jitter"],
         max_runs=options["max_runs"] or 0,
     )
+
+
+def _after(text: str) -> After:
+    """Reads JOB or JOB:CONDITION."""
+    job, _, condition = text.partition(":")
+    words = {member.lower(): member for member in AfterCondition}
+    if not job or (condition or "success") not in words:
+        raise click.UsageError(
+            f"--after {text}: write JOB or JOB:CONDITION, the condition one of {', '.join(words)}"
+        )
+    return After(job, words[condition or "success"])
+
+
+def _shown_after(after: After | str) -> str:
+    return after if isinstance(after, str) else f"{after.job}, {after.condition.lower()}"
 
 
 def _work(options: Mapping[str, Any]) -> tuple[str, bytes]:
@@ -401,6 +426,7 @@ def _print_job(job: Job) -> None:
         [
             ("job", job.name),
             *[("schedule", schedule_words(schedule)) for schedule in job.schedules],
+            *[("after", _shown_after(after)) for after in job.after],
             ("next", _shown_next(job)),
             ("decided to", shown_instant(job.mark_time)),
             ("active runs", str(job.active_run_count)),
@@ -703,6 +729,8 @@ def _when(job: Job) -> str:
     """What is said about a job in one line: its schedules and its next time."""
     if job.paused:
         return "paused" + (f" ({job.pause_note})" if job.pause_note else "")
+    if not job.schedules and job.after:
+        return f"runs after {', '.join(_shown_after(after) for after in job.after)}"
     if not job.schedules:
         return "runs when triggered"
     if job.finished:

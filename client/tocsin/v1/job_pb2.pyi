@@ -130,6 +130,32 @@ DST_FOLD_SECOND: DstFold.ValueType  # 2
 DST_FOLD_BOTH: DstFold.ValueType  # 3
 Global___DstFold: _TypeAlias = DstFold  # noqa: Y015
 
+class _AfterCondition:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _AfterConditionEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_AfterCondition.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    AFTER_CONDITION_UNSPECIFIED: _AfterCondition.ValueType  # 0
+    """SUCCESS."""
+    AFTER_CONDITION_SUCCESS: _AfterCondition.ValueType  # 1
+    AFTER_CONDITION_FAILURE: _AfterCondition.ValueType  # 2
+    """Attempts used up, or an error that repeating cannot help."""
+    AFTER_CONDITION_ANY: _AfterCondition.ValueType  # 3
+    """However it ended, cancelled too."""
+
+class AfterCondition(_AfterCondition, metaclass=_AfterConditionEnumTypeWrapper):
+    """After which ends of a run its dependants run."""
+
+AFTER_CONDITION_UNSPECIFIED: AfterCondition.ValueType  # 0
+"""SUCCESS."""
+AFTER_CONDITION_SUCCESS: AfterCondition.ValueType  # 1
+AFTER_CONDITION_FAILURE: AfterCondition.ValueType  # 2
+"""Attempts used up, or an error that repeating cannot help."""
+AFTER_CONDITION_ANY: AfterCondition.ValueType  # 3
+"""However it ended, cancelled too."""
+Global___AfterCondition: _TypeAlias = AfterCondition  # noqa: Y015
+
 class _OccurrenceOutcome:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -245,6 +271,7 @@ class Job(_message.Message):
     MAX_RUNS_FIELD_NUMBER: _builtins.int
     FINISHED_FIELD_NUMBER: _builtins.int
     OCCURRENCE_RUN_COUNT_FIELD_NUMBER: _builtins.int
+    AFTER_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """`{namespace}/{job}`, each part `[a-z0-9][a-z0-9._-]{0,62}`; namespace `default` may be left out."""
     uid: _builtins.int
@@ -321,6 +348,12 @@ class Job(_message.Message):
     def mark_time(self) -> _timestamp_pb2.Timestamp:
         """Every nominal time up to here is decided. Out."""
 
+    @_builtins.property
+    def after(self) -> _containers.RepeatedCompositeFieldContainer[Global___After]:
+        """Jobs after whose runs this one runs, at most 16; each end of one of theirs makes a run of this
+        job, whether or not it is paused. A deleted job starts nothing.
+        """
+
     def __init__(
         self,
         *,
@@ -352,16 +385,44 @@ class Job(_message.Message):
         max_runs: _builtins.int = ...,
         finished: _builtins.bool = ...,
         occurrence_run_count: _builtins.int = ...,
+        after: _abc.Iterable[Global___After] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_priority", b"_priority", "attempt_timeout", b"attempt_timeout", "create_time", b"create_time", "jitter", b"jitter", "lease_duration", b"lease_duration", "mark_time", b"mark_time", "misfire_grace", b"misfire_grace", "next_fire_time", b"next_fire_time", "priority", b"priority", "retry_policy", b"retry_policy", "update_time", b"update_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_priority", b"_priority", "active_run_count", b"active_run_count", "attempt_timeout", b"attempt_timeout", "catchup_limit", b"catchup_limit", "content_type", b"content_type", "create_time", b"create_time", "etag", b"etag", "finished", b"finished", "handler", b"handler", "jitter", b"jitter", "labels", b"labels", "lease_duration", b"lease_duration", "mark_time", b"mark_time", "max_runs", b"max_runs", "misfire_grace", b"misfire_grace", "misfire_policy", b"misfire_policy", "name", b"name", "next_fire_time", b"next_fire_time", "occurrence_run_count", b"occurrence_run_count", "overlap_policy", b"overlap_policy", "pause_note", b"pause_note", "paused", b"paused", "payload", b"payload", "priority", b"priority", "queue", b"queue", "retry_policy", b"retry_policy", "schedules", b"schedules", "uid", b"uid", "update_time", b"update_time"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_priority", b"_priority", "active_run_count", b"active_run_count", "after", b"after", "attempt_timeout", b"attempt_timeout", "catchup_limit", b"catchup_limit", "content_type", b"content_type", "create_time", b"create_time", "etag", b"etag", "finished", b"finished", "handler", b"handler", "jitter", b"jitter", "labels", b"labels", "lease_duration", b"lease_duration", "mark_time", b"mark_time", "max_runs", b"max_runs", "misfire_grace", b"misfire_grace", "misfire_policy", b"misfire_policy", "name", b"name", "next_fire_time", b"next_fire_time", "occurrence_run_count", b"occurrence_run_count", "overlap_policy", b"overlap_policy", "pause_note", b"pause_note", "paused", b"paused", "payload", b"payload", "priority", b"priority", "queue", b"queue", "retry_policy", b"retry_policy", "schedules", b"schedules", "uid", b"uid", "update_time", b"update_time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__priority: _TypeAlias = _typing.Literal["priority"]  # noqa: Y015
     _WhichOneofArgType__priority: _TypeAlias = _typing.Literal["_priority", b"_priority"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__priority) -> _WhichOneofReturnType__priority | None: ...
 
 Global___Job: _TypeAlias = Job  # noqa: Y015
+
+@_typing.final
+class After(_message.Message):
+    """Makes a job run after each run of another one that ended so, by one log entry with that end."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_FIELD_NUMBER: _builtins.int
+    CONDITION_FIELD_NUMBER: _builtins.int
+    job: _builtins.str
+    """Full name, or without its namespace that of `default`. Must exist when it is first named, and
+    must not come, directly or through others, after the job that names it.
+    """
+    condition: Global___AfterCondition.ValueType
+    def __init__(
+        self,
+        *,
+        job: _builtins.str = ...,
+        condition: Global___AfterCondition.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["condition", b"condition", "job", b"job"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___After: _TypeAlias = After  # noqa: Y015
 
 @_typing.final
 class Schedule(_message.Message):

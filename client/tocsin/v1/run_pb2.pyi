@@ -71,6 +71,8 @@ class _RunCauseEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RunCause.Val
     """Somebody triggered it by hand."""
     RUN_CAUSE_MISFIRE: _RunCause.ValueType  # 3
     """Its occurrence was noticed later than the job's misfire grace."""
+    RUN_CAUSE_AFTER: _RunCause.ValueType  # 10
+    """A run of another job has ended, see `Job.after`."""
 
 class RunCause(_RunCause, metaclass=_RunCauseEnumTypeWrapper): ...
 
@@ -81,6 +83,8 @@ RUN_CAUSE_TRIGGER: RunCause.ValueType  # 2
 """Somebody triggered it by hand."""
 RUN_CAUSE_MISFIRE: RunCause.ValueType  # 3
 """Its occurrence was noticed later than the job's misfire grace."""
+RUN_CAUSE_AFTER: RunCause.ValueType  # 10
+"""A run of another job has ended, see `Job.after`."""
 Global___RunCause: _TypeAlias = RunCause  # noqa: Y015
 
 class _AttemptOutcome:
@@ -141,8 +145,12 @@ class Run(_message.Message):
     ATTEMPT_COUNT_FIELD_NUMBER: _builtins.int
     MAX_ATTEMPTS_FIELD_NUMBER: _builtins.int
     REFUSED_REPORT_COUNT_FIELD_NUMBER: _builtins.int
+    UPSTREAM_FIELD_NUMBER: _builtins.int
+    CHECKPOINT_SIZE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """`{namespace}/{job}/{run}`, the last part `20261129T070000Z` or `manual-{request_id}`. Out."""
+    """`{namespace}/{job}/{run}`, the last part `20261129T070000Z`, `manual-{request_id}` or
+    `after-{last part of the run before}.{uid of its job}`. Out.
+    """
     idempotency_key: _builtins.str
     """Run name, `#`, uid of the job: the same for all attempts, never used again. Out."""
     state: Global___RunState.ValueType
@@ -173,6 +181,10 @@ class Run(_message.Message):
     """Attempts it may use in all. Out."""
     refused_report_count: _builtins.int
     """Reports about it that were refused because their lease was over. Out."""
+    upstream: _builtins.str
+    """The run that this one comes after, for RUN_CAUSE_AFTER. Out."""
+    checkpoint_size: _builtins.int
+    """Bytes that an attempt left for the next one. Out."""
     @_builtins.property
     def nominal_time(self) -> _timestamp_pb2.Timestamp:
         """Nominal time of the occurrence, a whole second; unset for a manual trigger. Out."""
@@ -228,10 +240,12 @@ class Run(_message.Message):
         attempt_count: _builtins.int = ...,
         max_attempts: _builtins.int = ...,
         refused_report_count: _builtins.int = ...,
+        upstream: _builtins.str = ...,
+        checkpoint_size: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["covers_from_time", b"covers_from_time", "covers_to_time", b"covers_to_time", "create_time", b"create_time", "due_time", b"due_time", "end_time", b"end_time", "next_attempt_time", b"next_attempt_time", "nominal_time", b"nominal_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt_count", b"attempt_count", "attempts", b"attempts", "cancel_requested", b"cancel_requested", "cause", b"cause", "covers_count", b"covers_count", "covers_from_time", b"covers_from_time", "covers_to_time", b"covers_to_time", "create_time", b"create_time", "due_time", b"due_time", "end_time", b"end_time", "handler", b"handler", "idempotency_key", b"idempotency_key", "job_version", b"job_version", "max_attempts", b"max_attempts", "name", b"name", "next_attempt_time", b"next_attempt_time", "nominal_time", b"nominal_time", "progress", b"progress", "queue", b"queue", "refused_report_count", b"refused_report_count", "result", b"result", "revision", b"revision", "state", b"state", "state_reason", b"state_reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt_count", b"attempt_count", "attempts", b"attempts", "cancel_requested", b"cancel_requested", "cause", b"cause", "checkpoint_size", b"checkpoint_size", "covers_count", b"covers_count", "covers_from_time", b"covers_from_time", "covers_to_time", b"covers_to_time", "create_time", b"create_time", "due_time", b"due_time", "end_time", b"end_time", "handler", b"handler", "idempotency_key", b"idempotency_key", "job_version", b"job_version", "max_attempts", b"max_attempts", "name", b"name", "next_attempt_time", b"next_attempt_time", "nominal_time", b"nominal_time", "progress", b"progress", "queue", b"queue", "refused_report_count", b"refused_report_count", "result", b"result", "revision", b"revision", "state", b"state", "state_reason", b"state_reason", "upstream", b"upstream"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -63,6 +63,7 @@ class SessionRequest(_message.Message):
     HEARTBEAT_FIELD_NUMBER: _builtins.int
     COMPLETIONS_FIELD_NUMBER: _builtins.int
     DRAIN_FIELD_NUMBER: _builtins.int
+    CHECKPOINTS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___Hello: ...
     @_builtins.property
@@ -73,6 +74,8 @@ class SessionRequest(_message.Message):
     def completions(self) -> Global___Completions: ...
     @_builtins.property
     def drain(self) -> Global___Drain: ...
+    @_builtins.property
+    def checkpoints(self) -> Global___Checkpoints: ...
     def __init__(
         self,
         *,
@@ -81,12 +84,13 @@ class SessionRequest(_message.Message):
         heartbeat: Global___Heartbeat | None = ...,
         completions: Global___Completions | None = ...,
         drain: Global___Drain | None = ...,
+        checkpoints: Global___Checkpoints | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["completions", b"completions", "credit", b"credit", "drain", b"drain", "heartbeat", b"heartbeat", "hello", b"hello", "msg", b"msg"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoints", b"checkpoints", "completions", b"completions", "credit", b"credit", "drain", b"drain", "heartbeat", b"heartbeat", "hello", b"hello", "msg", b"msg"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["completions", b"completions", "credit", b"credit", "drain", b"drain", "heartbeat", b"heartbeat", "hello", b"hello", "msg", b"msg"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoints", b"checkpoints", "completions", b"completions", "credit", b"credit", "drain", b"drain", "heartbeat", b"heartbeat", "hello", b"hello", "msg", b"msg"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_msg: _TypeAlias = _typing.Literal["hello", "credit", "heartbeat", "completions", "drain"]  # noqa: Y015
+    _WhichOneofReturnType_msg: _TypeAlias = _typing.Literal["hello", "credit", "heartbeat", "completions", "drain", "checkpoints"]  # noqa: Y015
     _WhichOneofArgType_msg: _TypeAlias = _typing.Literal["msg", b"msg"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_msg) -> _WhichOneofReturnType_msg | None: ...
 
@@ -103,6 +107,7 @@ class SessionResponse(_message.Message):
     COMPLETION_ACKS_FIELD_NUMBER: _builtins.int
     CANCEL_FIELD_NUMBER: _builtins.int
     DRAIN_FIELD_NUMBER: _builtins.int
+    CHECKPOINT_ACKS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def welcome(self) -> Global___Welcome: ...
     @_builtins.property
@@ -117,6 +122,8 @@ class SessionResponse(_message.Message):
     def cancel(self) -> Global___Cancel: ...
     @_builtins.property
     def drain(self) -> Global___Drain: ...
+    @_builtins.property
+    def checkpoint_acks(self) -> Global___CheckpointAcks: ...
     def __init__(
         self,
         *,
@@ -127,12 +134,13 @@ class SessionResponse(_message.Message):
         completion_acks: Global___CompletionAcks | None = ...,
         cancel: Global___Cancel | None = ...,
         drain: Global___Drain | None = ...,
+        checkpoint_acks: Global___CheckpointAcks | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["assignments", b"assignments", "cancel", b"cancel", "completion_acks", b"completion_acks", "drain", b"drain", "heartbeat_ack", b"heartbeat_ack", "msg", b"msg", "redirect", b"redirect", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["assignments", b"assignments", "cancel", b"cancel", "checkpoint_acks", b"checkpoint_acks", "completion_acks", b"completion_acks", "drain", b"drain", "heartbeat_ack", b"heartbeat_ack", "msg", b"msg", "redirect", b"redirect", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignments", b"assignments", "cancel", b"cancel", "completion_acks", b"completion_acks", "drain", b"drain", "heartbeat_ack", b"heartbeat_ack", "msg", b"msg", "redirect", b"redirect", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignments", b"assignments", "cancel", b"cancel", "checkpoint_acks", b"checkpoint_acks", "completion_acks", b"completion_acks", "drain", b"drain", "heartbeat_ack", b"heartbeat_ack", "msg", b"msg", "redirect", b"redirect", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_msg: _TypeAlias = _typing.Literal["welcome", "redirect", "assignments", "heartbeat_ack", "completion_acks", "cancel", "drain"]  # noqa: Y015
+    _WhichOneofReturnType_msg: _TypeAlias = _typing.Literal["welcome", "redirect", "assignments", "heartbeat_ack", "completion_acks", "cancel", "drain", "checkpoint_acks"]  # noqa: Y015
     _WhichOneofArgType_msg: _TypeAlias = _typing.Literal["msg", b"msg"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_msg) -> _WhichOneofReturnType_msg | None: ...
 
@@ -391,6 +399,8 @@ class Assignments(_message.Message):
         COVERS_FROM_TIME_FIELD_NUMBER: _builtins.int
         COVERS_TO_TIME_FIELD_NUMBER: _builtins.int
         COVERS_COUNT_FIELD_NUMBER: _builtins.int
+        CHECKPOINT_FIELD_NUMBER: _builtins.int
+        UPSTREAM_RUN_FIELD_NUMBER: _builtins.int
         handler: _builtins.str
         queue: _builtins.str
         payload: _builtins.bytes
@@ -398,6 +408,10 @@ class Assignments(_message.Message):
         idempotency_key: _builtins.str
         max_attempts: _builtins.int
         covers_count: _builtins.int
+        checkpoint: _builtins.bytes
+        """What an earlier attempt of the run saved last; empty: nothing."""
+        upstream_run: _builtins.str
+        """The run that this one comes after, or empty."""
         @_builtins.property
         def lease(self) -> Global___Lease: ...
         @_builtins.property
@@ -433,10 +447,12 @@ class Assignments(_message.Message):
             covers_from_time: _timestamp_pb2.Timestamp | None = ...,
             covers_to_time: _timestamp_pb2.Timestamp | None = ...,
             covers_count: _builtins.int = ...,
+            checkpoint: _builtins.bytes = ...,
+            upstream_run: _builtins.str = ...,
         ) -> None: ...
         _HasFieldArgType: _TypeAlias = _typing.Literal["attempt_timeout", b"attempt_timeout", "covers_from_time", b"covers_from_time", "covers_to_time", b"covers_to_time", "due_time", b"due_time", "lease", b"lease", "lease_duration", b"lease_duration", "nominal_time", b"nominal_time"]  # noqa: Y015
         def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt_timeout", b"attempt_timeout", "content_type", b"content_type", "covers_count", b"covers_count", "covers_from_time", b"covers_from_time", "covers_to_time", b"covers_to_time", "due_time", b"due_time", "handler", b"handler", "idempotency_key", b"idempotency_key", "lease", b"lease", "lease_duration", b"lease_duration", "max_attempts", b"max_attempts", "nominal_time", b"nominal_time", "payload", b"payload", "queue", b"queue"]  # noqa: Y015
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt_timeout", b"attempt_timeout", "checkpoint", b"checkpoint", "content_type", b"content_type", "covers_count", b"covers_count", "covers_from_time", b"covers_from_time", "covers_to_time", b"covers_to_time", "due_time", b"due_time", "handler", b"handler", "idempotency_key", b"idempotency_key", "lease", b"lease", "lease_duration", b"lease_duration", "max_attempts", b"max_attempts", "nominal_time", b"nominal_time", "payload", b"payload", "queue", b"queue", "upstream_run", b"upstream_run"]  # noqa: Y015
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -655,6 +671,104 @@ class CompletionAcks(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CompletionAcks: _TypeAlias = CompletionAcks  # noqa: Y015
+
+@_typing.final
+class Checkpoints(_message.Message):
+    """What attempts leave for the next ones, in case they do not come to their end."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class Item(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        LEASE_FIELD_NUMBER: _builtins.int
+        DATA_FIELD_NUMBER: _builtins.int
+        data: _builtins.bytes
+        """At most 16 KiB; takes the place of what was saved before."""
+        @_builtins.property
+        def lease(self) -> Global___Lease: ...
+        def __init__(
+            self,
+            *,
+            lease: Global___Lease | None = ...,
+            data: _builtins.bytes = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["lease", b"lease"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "lease", b"lease"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    SEQ_FIELD_NUMBER: _builtins.int
+    ITEMS_FIELD_NUMBER: _builtins.int
+    seq: _builtins.int
+    @_builtins.property
+    def items(self) -> _containers.RepeatedCompositeFieldContainer[Global___Checkpoints.Item]: ...
+    def __init__(
+        self,
+        *,
+        seq: _builtins.int = ...,
+        items: _abc.Iterable[Global___Checkpoints.Item] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["items", b"items", "seq", b"seq"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Checkpoints: _TypeAlias = Checkpoints  # noqa: Y015
+
+@_typing.final
+class CheckpointAcks(_message.Message):
+    """The checkpoints are in the log, or were refused because the lease is over."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class Item(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        LEASE_FIELD_NUMBER: _builtins.int
+        OUTCOME_FIELD_NUMBER: _builtins.int
+        CURRENT_TOKEN_FIELD_NUMBER: _builtins.int
+        outcome: Global___CompletionOutcome.ValueType
+        current_token: _builtins.int
+        """For FENCED: token of the newest grant of that run."""
+        @_builtins.property
+        def lease(self) -> Global___Lease: ...
+        def __init__(
+            self,
+            *,
+            lease: Global___Lease | None = ...,
+            outcome: Global___CompletionOutcome.ValueType = ...,
+            current_token: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["lease", b"lease"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["current_token", b"current_token", "lease", b"lease", "outcome", b"outcome"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    SEQ_FIELD_NUMBER: _builtins.int
+    ITEMS_FIELD_NUMBER: _builtins.int
+    seq: _builtins.int
+    """The Checkpoints frame that this answers."""
+    @_builtins.property
+    def items(self) -> _containers.RepeatedCompositeFieldContainer[Global___CheckpointAcks.Item]: ...
+    def __init__(
+        self,
+        *,
+        seq: _builtins.int = ...,
+        items: _abc.Iterable[Global___CheckpointAcks.Item] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["items", b"items", "seq", b"seq"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CheckpointAcks: _TypeAlias = CheckpointAcks  # noqa: Y015
 
 @_typing.final
 class Cancel(_message.Message):

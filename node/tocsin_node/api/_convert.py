@@ -11,6 +11,7 @@ from tocsin_node.core.model import (
     Attempt,
     AttemptOutcome,
     Cause,
+    Condition,
     Job,
     JobSpec,
     Lease,
@@ -39,6 +40,11 @@ MISFIRE = {
     Misfire.LATEST: job_pb2.MISFIRE_POLICY_LATEST,
     Misfire.ALL: job_pb2.MISFIRE_POLICY_ALL,
     Misfire.SKIP: job_pb2.MISFIRE_POLICY_SKIP,
+}
+CONDITION = {
+    Condition.SUCCESS: job_pb2.AFTER_CONDITION_SUCCESS,
+    Condition.FAILURE: job_pb2.AFTER_CONDITION_FAILURE,
+    Condition.ANY: job_pb2.AFTER_CONDITION_ANY,
 }
 DST_GAP = {
     "auto": job_pb2.DST_GAP_UNSPECIFIED,
@@ -70,6 +76,7 @@ CAUSE = {
     Cause.SCHEDULE: run_pb2.RUN_CAUSE_SCHEDULE,
     Cause.TRIGGER: run_pb2.RUN_CAUSE_TRIGGER,
     Cause.MISFIRE: run_pb2.RUN_CAUSE_MISFIRE,
+    Cause.AFTER: run_pb2.RUN_CAUSE_AFTER,
 }
 ATTEMPT_OUTCOME = {
     AttemptOutcome.SUCCEEDED: run_pb2.ATTEMPT_OUTCOME_SUCCEEDED,
@@ -125,6 +132,8 @@ def definition(name: str, spec: JobSpec) -> job_pb2.Job:
     )
     for one in spec.schedules:
         _schedule(proto.schedules.add(), one)
+    for after in spec.after:
+        proto.after.add(job=after.job, condition=CONDITION[after.condition])
     proto.retry_policy.max_attempts = spec.retry.max_attempts
     proto.retry_policy.initial_backoff.FromMilliseconds(spec.retry.initial_backoff_ms)
     proto.retry_policy.backoff_multiplier = spec.retry.multiplier_permille / PERMILLE
@@ -177,6 +186,8 @@ def run(state: State, stored: Run, *, waits_for: str = "", progress: float = 0.0
         attempt_count=stored.attempt_count,
         max_attempts=spec.retry.max_attempts,
         refused_report_count=stored.refused_count,
+        upstream=stored.upstream,
+        checkpoint_size=len(stored.checkpoint),
     )
     put_time(proto.nominal_time, stored.nominal_time_ms)
     put_time(proto.due_time, stored.due_time_ms)

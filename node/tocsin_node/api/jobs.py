@@ -17,7 +17,7 @@ from typing import Any, cast
 from tocsin.v1 import job_pb2, job_pb2_grpc
 from tocsin_node import admission, planner
 from tocsin_node.admission import Faults, Refusal, refuse_field
-from tocsin_node.api import _convert
+from tocsin_node.api import _convert, status
 from tocsin_node.api._filters import job_filter
 from tocsin_node.api._forward import timeout_s
 from tocsin_node.api._history import audit_page, explanation, local_time
@@ -31,6 +31,7 @@ from tocsin_node.api._pages import (
     encode_token,
 )
 from tocsin_node.core import command as commands
+from tocsin_node.core import dependants
 from tocsin_node.core.command import Command, Plan, RequestKey, digest
 from tocsin_node.core.model import Job, JobSpec, Run, Schedule, ScheduleKind, utc_name
 from tocsin_node.core.result import Reason
@@ -99,6 +100,7 @@ class JobService(job_pb2_grpc.JobServiceServicer):
             if self._repeated(key) is None:
                 if self._replica.state.job(name) is not None:
                     raise _job_exists(name)
+                self._refuse_cycle(name, spec, None)
                 if request.validate_only:
                     return _Known(_convert.definition(name, spec))
             return self._create(key, name, spec)
@@ -128,6 +130,7 @@ class JobService(job_pb2_grpc.JobServiceServicer):
             if job is None:
                 if not request.allow_missing or etag:
                     raise _no_job(name)
+                self._refuse_cycle(name, spec, None)
                 if request.validate_only:
                     proposed = _convert.definition(name, spec)
                     return _Known(
@@ -137,6 +140,7 @@ class JobService(job_pb2_grpc.JobServiceServicer):
             _check_etag(job, etag)
             if job.spec == spec:
                 return _Known(self._updated(job, created=False, changed=False))
+            self._refuse_cycle(name, spec, job.spec)
             if request.validate_only:
                 proposed = _convert.definition(name, spec)
                 return _Known(job_pb2.UpdateJobResponse(job=proposed, changed=True))
@@ -274,6 +278,12 @@ class JobService(job_pb2_grpc.JobServiceServicer):
     def _create(self, key: RequestKey, name: str, spec: JobSpec) -> commands.CreateJob:
         decisions, plan = planner.first(name, spec, self._replica.clock.now_ms())
         return commands.CreateJob(key, name, spec, decisions, plan)
+
+    def _refuse_cycle(self, name: str, spec: JobSpec, before: JobSpec | None) -> None:
+        """Says early what the state machine would say of the jobs that this one comes after."""
+        rejected = dependants.refusal(self._replica.state, name, spec, before)
+        if rejected is not None:
+            raise status.of_rejected(rejected)
 
     def _key(self, method: str, request_id: str, faults: Faults, *body: object) -> RequestKey:
         admission.request_id(request_id, faults)

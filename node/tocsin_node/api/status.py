@@ -115,6 +115,7 @@ ANSWERS: Mapping[str, Answer] = {
     "JOB_EXISTS": Answer(_Code.ALREADY_EXISTS, _resource("Job")),
     "ETAG_MISMATCH": Answer(_Code.ABORTED, _nothing),
     "STALE_PLAN": Answer(_Code.ABORTED, _retry_after(ELECTION_RETRY_MS)),
+    "DEPENDENCY_CYCLE": Answer(_Code.FAILED_PRECONDITION, _nothing),
     "RUN_FINISHED": Answer(_Code.FAILED_PRECONDITION, _nothing),
     "JOB_HAS_ACTIVE_RUNS": Answer(_Code.FAILED_PRECONDITION, _nothing),
     "QUOTA_EXCEEDED": Answer(_Code.RESOURCE_EXHAUSTED, _quota),

@@ -18,13 +18,14 @@ import asyncio
 import logging
 import math
 from collections import deque
-from collections.abc import AsyncIterable, Mapping, Sequence
+from collections.abc import AsyncIterable, Coroutine, Mapping, Sequence
 from typing import Any
 
 from tocsin.v1 import worker_pb2, worker_pb2_grpc
 from tocsin_node.admission import Faults, Refusal, refuse_field
 from tocsin_node.api import _convert
-from tocsin_node.core.command import Complete, Release
+from tocsin_node.core.command import Complete, Release, SaveCheckpoint
+from tocsin_node.core.machine import CHECKPOINT_BYTES_MAX
 from tocsin_node.core.model import AttemptOutcome, JobSpec, Run, idempotency_key
 from tocsin_node.core.result import Reason, Rejected, Result
 from tocsin_node.leader.dispatcher import Dispatcher, Session
@@ -255,7 +256,7 @@ class _Stream:
         for run, spec in runs:
             item = frame.assignments.items.add()
             _fill_assignment(item, run, spec)
-            size_bytes += len(item.payload)
+            size_bytes += len(item.payload) + len(item.checkpoint)
         self._send(frame, size_bytes)
 
     def cancel(self, run: str, attempt: int, token: int, reason: str) -> None:
@@ -361,14 +362,26 @@ class _Stream:
             if len(frame.completions.items) > BATCH_MAX:
                 count = len(frame.completions.items)
                 raise refuse_field("completions.items", count, f"at most {BATCH_MAX} in a frame")
-            await self._reports.acquire()
-            task = asyncio.ensure_future(self._report(frame.completions))
-            self._report_tasks.add(task)
-            task.add_done_callback(self._report_tasks.discard)
+            await self._write_to_log(self._report(frame.completions))
+        elif kind == "checkpoints":
+            _check_checkpoints(frame.checkpoints)
+            await self._write_to_log(self._save(frame.checkpoints))
         elif kind == "drain":
             self._service.dispatcher.drain(session)
         else:
-            raise refuse_field("msg", kind, "credit, heartbeat, completions or drain after hello")
+            allowed = "credit, heartbeat, completions, checkpoints or drain after hello"
+            raise refuse_field("msg", kind, allowed)
+
+    async def _write_to_log(self, work: Coroutine[Any, Any, None]) -> None:
+        """Has frames of the worker written into the log, not too many at once."""
+        await self._reports.acquire()
+        task = asyncio.ensure_future(work)
+        self._report_tasks.add(task)
+        task.add_done_callback(self._report_done)
+
+    def _report_done(self, task: asyncio.Task[None]) -> None:
+        self._report_tasks.discard(task)
+        self._reports.release()
 
     # -- heartbeats --------------------------------------------------------------------------------
 
@@ -437,8 +450,25 @@ class _Stream:
         except Exception as error:
             log.exception("reports could not be taken in, which is a bug")
             self._end(Refusal("INTERNAL", f"internal error: {type(error).__name__}"))
-        finally:
-            self._reports.release()
+
+    async def _save(self, checkpoints: worker_pb2.Checkpoints) -> None:
+        """Writes checkpoints into the log; repeats itself as a report does."""
+        commands = [
+            SaveCheckpoint(item.lease.run, item.lease.fencing_token, item.data)
+            for item in checkpoints.items
+        ]
+        while True:
+            try:
+                results = await self._service.replica.execute_many(commands)
+                break
+            except RaftError as error:
+                log.info("checkpoints of %s are open: %s", self._name(), error)
+                await asyncio.sleep(RETRY_S)
+        acks = worker_pb2.CheckpointAcks(seq=checkpoints.seq)
+        for item, result in zip(checkpoints.items, results, strict=True):
+            outcome, token = _outcome(result)
+            acks.items.add(lease=item.lease, outcome=outcome, current_token=token)
+        self._send(_Frame(checkpoint_acks=acks))
 
     async def _propose_reports(self, items: Sequence[worker_pb2.Completions.Item]) -> list[Result]:
         """Proposes until there is an answer: a report's token makes repeating it harmless.
@@ -463,20 +493,33 @@ class _Stream:
     def _report_ack(
         self, item: worker_pb2.Completions.Item, result: Result
     ) -> worker_pb2.CompletionAcks.Item:
-        ack = worker_pb2.CompletionAcks.Item(lease=item.lease)
-        if not isinstance(result, Rejected):
-            ack.outcome = (
-                worker_pb2.COMPLETION_OUTCOME_ALREADY_APPLIED
-                if result.repeated
-                else worker_pb2.COMPLETION_OUTCOME_APPLIED
-            )
-        elif result.reason is Reason.RUN_NOT_FOUND:
-            ack.outcome = worker_pb2.COMPLETION_OUTCOME_RUN_NOT_FOUND
-        else:
-            assert result.reason is Reason.FENCED, f"a report was refused: {result.message}"
-            ack.outcome = worker_pb2.COMPLETION_OUTCOME_FENCED
-            ack.current_token = int(result.detail["current_token"])
-        return ack
+        outcome, token = _outcome(result)
+        return worker_pb2.CompletionAcks.Item(
+            lease=item.lease, outcome=outcome, current_token=token
+        )
+
+
+def _outcome(result: Result) -> tuple[worker_pb2.CompletionOutcome.ValueType, int]:
+    """What became of a report or checkpoint, and the newest token of its run, if that matters."""
+    if not isinstance(result, Rejected):
+        if result.repeated:
+            return worker_pb2.COMPLETION_OUTCOME_ALREADY_APPLIED, 0
+        return worker_pb2.COMPLETION_OUTCOME_APPLIED, 0
+    if result.reason is Reason.RUN_NOT_FOUND:
+        return worker_pb2.COMPLETION_OUTCOME_RUN_NOT_FOUND, 0
+    assert result.reason is Reason.FENCED, f"a report was refused: {result.message}"
+    return worker_pb2.COMPLETION_OUTCOME_FENCED, int(result.detail["current_token"])
+
+
+def _check_checkpoints(frame: worker_pb2.Checkpoints) -> None:
+    """Raises Refusal for a frame that no worker library sends."""
+    if len(frame.items) > BATCH_MAX:
+        count = len(frame.items)
+        raise refuse_field("checkpoints.items", count, f"at most {BATCH_MAX} in a frame")
+    for item in frame.items:
+        if len(item.data) > CHECKPOINT_BYTES_MAX:
+            size = f"{len(item.data)} bytes"
+            raise refuse_field("checkpoints.items.data", size, f"at most {CHECKPOINT_BYTES_MAX}")
 
 
 # -- frames to values and back ---------------------------------------------------------------------
@@ -555,6 +598,8 @@ def _fill_assignment(item: worker_pb2.Assignments.Item, run: Run, spec: JobSpec)
     _convert.put_time(item.covers_from_time, run.covers_from_ms)
     _convert.put_time(item.covers_to_time, run.covers_to_ms)
     item.covers_count = run.covers_count
+    item.checkpoint = run.checkpoint
+    item.upstream_run = run.upstream
 
 
 def _command_of(item: worker_pb2.Completions.Item, *, result_bytes_max: int) -> Complete | Release:

@@ -225,6 +225,14 @@ class DeleteGate(Command, frozen=True, tag=18):
     version: int  # 0: whatever it is
 
 
+class SaveCheckpoint(Command, frozen=True, tag=21):
+    """Keeps what an attempt leaves for the next one, in case it does not come to its end."""
+
+    run: str
+    token: int
+    data: bytes
+
+
 AnyCommand = (
     BeginTerm
     | CreateJob
@@ -245,6 +253,7 @@ AnyCommand = (
     | SetGate
     | PauseGate
     | DeleteGate
+    | SaveCheckpoint
 )
 
 _encoder = msgspec.msgpack.Encoder()

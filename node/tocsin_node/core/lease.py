@@ -124,7 +124,13 @@ def refuse(run: Run, *, token: int, now_ms: int, index: int) -> Run:
 def finish(run: Run, end: RunState, *, now_ms: int, index: int, reason: str = "") -> Run:
     assert end in FINAL_STATES, f"{end} is not an end"
     return replace(
-        run, state=end, reason=reason, end_time_ms=now_ms, end_index=index, revision=index
+        run,
+        state=end,
+        reason=reason,
+        end_time_ms=now_ms,
+        end_index=index,
+        revision=index,
+        checkpoint=run.checkpoint if end is RunState.FAILED else b"",  # it may be tried again
     )
 
 

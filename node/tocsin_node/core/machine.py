@@ -20,9 +20,9 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from tocsin_node.core import dependants, limits
 from tocsin_node.core import fence as fences
 from tocsin_node.core import lease as leases
-from tocsin_node.core import limits
 from tocsin_node.core.command import (
     AdvanceFence,
     BeginTerm,
@@ -44,6 +44,7 @@ from tocsin_node.core.command import (
     RequestKey,
     ResumeJob,
     RetryRuns,
+    SaveCheckpoint,
     SetGate,
     TriggerJob,
     UpdateJob,
@@ -71,6 +72,7 @@ from tocsin_node.core.result import Applied, Reason, Rejected, Result
 from tocsin_node.core.state import Ledger, State
 
 _BEHIND_REASONS = {Outcome.MISSED: "misfire", Outcome.SKIPPED: "pause"}
+CHECKPOINT_BYTES_MAX = 16 * 1024
 DEADLINE = "deadline"  # why the ledger says SKIPPED of what started too late
 LAPSED = "start deadline passed"
 USED_UP = "max_runs"  # why the ledger says SKIPPED of what came after the last run
@@ -135,6 +137,8 @@ def _create_job(state: State, command: CreateJob) -> Result:
     if state.jobs_by_namespace[namespace] >= state.limits.jobs_per_namespace:
         most = state.limits.jobs_per_namespace
         return Rejected(Reason.QUOTA_EXCEEDED, f"namespace {namespace} holds {most} jobs")
+    if (refused := dependants.refusal(state, command.name, command.spec, None)) is not None:
+        return refused
     job = Job(
         name=command.name,
         uid=state.index,
@@ -172,6 +176,8 @@ def _update_job(state: State, command: UpdateJob) -> Result:
         return _no_job(command.name)
     if (stale := _stale_plan(job, command)) is not None:
         return stale
+    if (refused := dependants.refusal(state, job.name, command.spec, job.spec)) is not None:
+        return refused
     job = _decide_all(state, job, command.decisions)
     job = _begin_version(state, job, command.plan, spec=command.spec)
     _remember(state, command.request, command.name)
@@ -575,6 +581,21 @@ def _close_ranges(state: State, run: Run) -> None:
         )
 
 
+def _save_checkpoint(state: State, command: SaveCheckpoint) -> Result:
+    run = state.runs.get(command.run)
+    if run is None:
+        return _no_run(command.run)
+    if run.lease is None or run.lease.token != command.token:
+        return _fenced(run)
+    if len(command.data) > CHECKPOINT_BYTES_MAX:
+        return Rejected(
+            Reason.QUOTA_EXCEEDED, f"a checkpoint has at most {CHECKPOINT_BYTES_MAX} bytes"
+        )
+    run = replace(run, checkpoint=command.data, revision=state.index)
+    state.put_run(run)
+    return Applied(run)
+
+
 def _cancel_runs(state: State, command: CancelRuns) -> Result:
     if (known := _known_request(state, command.request, {})) is not None:
         return known if isinstance(known, Rejected) else Applied((None,) * len(command.names), True)
@@ -655,6 +676,7 @@ def _settle_run(state: State, run: Run) -> None:
     state.put_run(run)
     if not _ended(run):
         return
+    dependants.start(state, run)
     _retain(state, run.job)
     _drop_if_gone(state, run.job)
 
@@ -856,4 +878,5 @@ _HANDLERS: dict[type[Command], Callable[[State, Any], Result]] = {
     SetGate: _set_gate,
     PauseGate: _pause_gate,
     DeleteGate: _delete_gate,
+    SaveCheckpoint: _save_checkpoint,
 }

@@ -63,6 +63,7 @@ class Cause(enum.StrEnum):
     SCHEDULE = "SCHEDULE"
     TRIGGER = "TRIGGER"
     MISFIRE = "MISFIRE"
+    AFTER = "AFTER"  # a run of another job has ended
 
 
 class AttemptOutcome(enum.StrEnum):
@@ -80,6 +81,21 @@ class Outcome(enum.StrEnum):
     COALESCED = "COALESCED"
     SKIPPED = "SKIPPED"
     MISSED = "MISSED"
+
+
+class Condition(enum.StrEnum):
+    """After which ends of a run its dependants run."""
+
+    SUCCESS = "success"
+    FAILURE = "failure"
+    ANY = "any"  # cancelled ones too
+
+
+class After(Record, frozen=True):
+    """Makes a job run after each run of another one that ended so."""
+
+    job: str
+    condition: Condition = Condition.SUCCESS
 
 
 class Schedule(Record, frozen=True):
@@ -127,6 +143,7 @@ class JobSpec(Record, frozen=True):
     max_concurrent_runs: int = 0  # 0: any number
     concurrency_key: str = ""  # shared by jobs of one namespace
     max_concurrent_per_key: int = 0
+    after: tuple[After, ...] = ()  # each end of their runs makes a run of this job
 
 
 class Job(Record, frozen=True):
@@ -218,6 +235,8 @@ class Run(Record, frozen=True):
     refused: tuple[RefusedReport, ...] = ()  # the last few
     end_index: int = 0  # log index of the entry that ended it
     hand_retry_count: int = 0  # times it was made to wait again after its end
+    upstream: str = ""  # the run that this one comes after
+    checkpoint: bytes = b""  # what the newest attempt that saved any left for the next one
 
 
 class Range(Record, frozen=True):

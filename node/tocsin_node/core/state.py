@@ -170,6 +170,7 @@ class State:
         self.finished: OrderedSet = {}  # in order of their end
         self.finished_by_job: dict[str, OrderedSet] = {}
         self.version_uses: Counter[tuple[str, int]] = Counter()
+        self.dependants: dict[str, OrderedSet] = {}  # jobs that run after one, by its name
         self._fence_ends: list[tuple[int, str]] = []  # heap; may hold ends that were put off
         self._due: dict[int, OrderedSet] = {}  # jobs by the second they are due in
         self._due_seconds: list[int] = []  # heap of the keys of _due, and of emptied ones
@@ -246,6 +247,8 @@ class State:
                 self._use_version((job.name, before.version), -1)
         if before is None:
             self.jobs_by_namespace[namespace_of(job.name)] += 1
+        if before is None or before.spec is not job.spec or job.deleted:
+            self._index_after(before, job)
         self.jobs[job.name] = job
         self._index_due(job)
         self._index_key(job)
@@ -268,6 +271,7 @@ class State:
         for run in list(self.runs_by_job.get(name, ())):
             self.drop_run(run)
         job = self.jobs.pop(name)
+        self._index_after(job, None)
         self.jobs_by_namespace[namespace_of(name)] -= 1
         self._unindex_due(job)
         self._unindex_key(job)
@@ -414,6 +418,14 @@ class State:
             del counts[limit]
         if not counts:
             del self.key_limits[scope]
+
+    def _index_after(self, before: Job | None, job: Job | None) -> None:
+        if before is not None:
+            for after in before.spec.after:
+                _discard(self.dependants, after.job, before.name)
+        if job is not None and not job.deleted:
+            for after in job.spec.after:
+                self.dependants.setdefault(after.job, {})[job.name] = None
 
     def _use_version(self, key: tuple[str, int], step: int) -> None:
         """A version lives as long as its job, a run or a ledger range refers to it."""
@@ -600,6 +612,7 @@ def _load_job(state: State, job: Job) -> None:
     state._use_version((job.name, job.version), +1)
     state._index_due(job)
     state._index_key(job)
+    state._index_after(None, job)
 
 
 def _load_version(state: State, row: tuple[str, int, JobSpec | None]) -> None:

@@ -475,8 +475,7 @@ class Dispatcher:
             self._granting[run.job] = self._granting.get(run.job, 0) + 1
             if alone:
                 self._granting_alone[run.job] = None
-            payload = spec.payload if run.payload is None else run.payload
-            return _Pick(name, run.job, alone, session, len(payload))
+            return _Pick(name, run.job, alone, session, _size_bytes(run, spec))
 
     def _heaps_of(self, session: Session) -> Iterator[tuple[Key, list[tuple[int, int, str]]]]:
         """The heaps of what a session offers, each with a run at its head that is really ready."""
@@ -577,7 +576,7 @@ class Dispatcher:
         frame_bytes = 0
         for run in runs:
             spec = state.spec_of(run)
-            payload_bytes = len(spec.payload if run.payload is None else run.payload)
+            payload_bytes = _size_bytes(run, spec)
             if frame and frame_bytes + payload_bytes > FRAME_BYTES_MAX:
                 self._send_frame(session, frame)
                 frame, frame_bytes = [], 0
@@ -619,6 +618,11 @@ class Dispatcher:
             return
         self._cancelled[name] = run.lease.token
         session.outlet.cancel(name, run.lease.attempt, run.lease.token, run.reason)
+
+
+def _size_bytes(run: Run, spec: JobSpec) -> int:
+    """What an assignment carries for its handler."""
+    return len(spec.payload if run.payload is None else run.payload) + len(run.checkpoint)
 
 
 def _job_of(run: str) -> str:
