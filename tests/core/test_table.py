@@ -89,6 +89,8 @@ PauseGate                          | =               | =                     | =
 DeleteGate                         | `QUEUE_NOT_FOUND` | `QUEUE_NOT_FOUND`   | `QUEUE_NOT_FOUND`     | `QUEUE_NOT_FOUND`     | `QUEUE_NOT_FOUND`     | `QUEUE_NOT_FOUND` | `QUEUE_NOT_FOUND` | `QUEUE_NOT_FOUND`
 SaveCheckpoint                     | `RUN_NOT_FOUND` | `FENCED`              | =                     | =                     | `FENCED`              | `FENCED`      | `FENCED`      | `FENCED`
 SaveCheckpoint, stale token        | `RUN_NOT_FOUND` | `FENCED`              | `FENCED`              | `FENCED`              | `FENCED`              | `FENCED`      | `FENCED`      | `FENCED`
+LeaseUsed                          | `RUN_NOT_FOUND` | `FENCED`              | =                     | =                     | `FENCED`              | `FENCED`      | `FENCED`      | `FENCED`
+LeaseUsed, stale token             | `RUN_NOT_FOUND` | `FENCED`              | `FENCED`              | `FENCED`              | `FENCED`              | `FENCED`      | `FENCED`      | `FENCED`
 """
 
 NO_RUN, CANCELLING = "no run", "cancelling"
@@ -329,6 +331,8 @@ MAKE: dict[str, Callable[[Machine], c.Command]] = {
     "DeleteGate": lambda m: c.DeleteGate(m.request(), ScopeKind.QUEUE, "default", 0),
     "SaveCheckpoint": lambda m: c.SaveCheckpoint(FIRST, token(m), b"half"),
     "SaveCheckpoint, stale token": lambda m: c.SaveCheckpoint(FIRST, token(m) - 1, b"half"),
+    "LeaseUsed": lambda m: c.LeaseUsed(FIRST, token(m), 5_000),
+    "LeaseUsed, stale token": lambda m: c.LeaseUsed(FIRST, token(m) - 1, 5_000),
 }
 
 

@@ -101,7 +101,7 @@ async def test_a_new_leader_continues_each_lease_with_one_full_duration() -> Non
     node = Node()
     node.start()
     worker, lease = await leased(node)
-    await asyncio.sleep(LEASE_S - 1)
+    await keep(worker, lease, seconds=LEASE_S - 1)
     await node.depose()
     await asyncio.sleep(5)
     node.elect()
@@ -274,3 +274,119 @@ async def test_a_lease_shorter_than_the_time_to_confirm_ends_in_time() -> None:
         began = loop.time()
         await until(lambda: node.run(lease.run).state is RunState.RETRY_WAIT)
         assert 0.9 <= loop.time() - began <= 1.3
+
+
+# ---- leaders that follow each other
+
+
+def used(node: Node) -> list[tuple[int, int]]:
+    """Token and used time of each entry that tells of a lease's silence."""
+    return [(command.token, command.used_ms) for _, command, _ in node.engine.applied(c.LeaseUsed)]
+
+
+@virtual
+async def test_a_new_leader_gives_a_silent_lease_only_the_rest() -> None:
+    node = Node()
+    node.start()
+    worker, lease = await leased(node, lease_duration_ms=30_000)
+    await worker.close()
+    await asyncio.sleep(12)
+    assert used(node) == [(lease.fencing_token, 5_000), (lease.fencing_token, 10_000)]
+    await node.depose()
+    node.elect()
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    await until(lambda: node.run(lease.run).state is RunState.RETRY_WAIT)
+    assert 19.5 <= loop.time() - began <= 21
+    await node.stop()
+
+
+@pytest.mark.parametrize("lease_s", [1, 10, 30, 600])
+def test_leaders_that_change_every_12_s_do_not_keep_a_dead_worker_s_lease_alive(
+    lease_s: int,
+) -> None:
+    @virtual
+    async def play() -> None:
+        node = Node()
+        node.start()
+        worker, lease = await leased(node, lease_duration_ms=lease_s * 1_000)
+        await worker.close()
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        while node.run(lease.run).state is RunState.LEASED:
+            await asyncio.sleep(12)
+            await node.depose()
+            node.elect()
+            assert loop.time() - began <= max(3 * lease_s, 13), "it outlives three leases"
+        assert loop.time() - began >= lease_s - 0.1
+        await node.stop()
+
+    play()
+
+
+@virtual
+async def test_a_worker_that_speaks_again_has_its_full_duration_under_the_next_leader_too() -> None:
+    node = Node()
+    node.start()
+    worker, lease = await leased(node, lease_duration_ms=30_000)
+    await asyncio.sleep(12)
+    ack = await worker.heartbeat(lease)
+    assert not ack.lost
+    assert used(node)[-1] == (lease.fencing_token, 0), "it is logged before it is acknowledged"
+    await worker.close()
+    await node.depose()
+    node.elect()
+    await asyncio.sleep(29)
+    assert node.run(lease.run).state is RunState.LEASED
+    await node.stop()
+
+
+@virtual
+async def test_a_renewal_that_cannot_be_logged_is_not_acknowledged() -> None:
+    async with Node() as node:
+        worker, lease = await leased(node, lease_duration_ms=30_000)
+        await asyncio.sleep(7)
+        node.engine.faults.append("refused")
+        worker.beat(lease)
+        await asyncio.sleep(1)
+        assert worker.silent()
+        assert used(node) == [(lease.fencing_token, 5_000)]
+        worker.beat(lease)
+        await worker.next("heartbeat_ack")
+        assert used(node)[-1] == (lease.fencing_token, 0)
+
+
+@virtual
+async def test_a_worker_that_greets_again_keeps_a_silent_lease_once_that_is_logged() -> None:
+    async with Node() as node:
+        worker, lease = await leased(node, lease_duration_ms=30_000)
+        await worker.close()
+        await asyncio.sleep(12)
+        again = node.worker(instance_id=worker.hello.instance_id)
+        again.hello.held.append(lease)
+        node.engine.open.clear()
+        again.send(hello=again.hello)
+        await asyncio.sleep(1)
+        assert again.silent()
+        node.engine.open.set()
+        welcome = await again.next("welcome")
+        assert [kept.lease for kept in welcome.kept] == [lease]
+        assert used(node)[-1] == (lease.fencing_token, 0)
+
+
+@virtual
+async def test_a_worker_that_never_falls_silent_leaves_no_trace_under_many_leaders() -> None:
+    node = Node()
+    node.start()
+    worker, lease = await leased(node, lease_duration_ms=30_000)
+    for _ in range(5):
+        await keep(worker, lease, seconds=12)
+        await worker.close()
+        await node.depose()
+        node.elect()
+        worker = node.worker(instance_id=worker.hello.instance_id)
+        worker.hello.held.append(lease)
+        await worker.greet()
+    assert used(node) == []
+    assert node.run(lease.run).state is RunState.LEASED
+    await node.stop()

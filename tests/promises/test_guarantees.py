@@ -14,7 +14,10 @@ import pytest
 from tests.cluster.conftest import Cluster, three
 from tests.core.conftest import NAME, T0, Machine, m
 from tests.core.test_machine import FIRST, SECOND
-from tests.leader.test_leases import test_a_frozen_leader_does_not_expire_the_world_when_it_wakes
+from tests.leader.test_leases import (
+    test_a_frozen_leader_does_not_expire_the_world_when_it_wakes,
+    test_leaders_that_change_every_12_s_do_not_keep_a_dead_worker_s_lease_alive,
+)
 from tests.properties.test_histories import play
 from tocsin import Every, Job, RunState
 from tocsin.workers.shell_payload import ShellPayload
@@ -25,8 +28,13 @@ from tocsin_node.core.model import RunState as CoreState
 from tocsin_node.core.result import Applied, Reason
 from tocsin_node.explain import explain
 
-# Fixtures, and a promise that is shown where lease time is tested.
-__all__ = ["m", "test_a_frozen_leader_does_not_expire_the_world_when_it_wakes", "three"]
+# Fixtures, and promises that are shown where lease time is tested.
+__all__ = [
+    "m",
+    "test_a_frozen_leader_does_not_expire_the_world_when_it_wakes",
+    "test_leaders_that_change_every_12_s_do_not_keep_a_dead_worker_s_lease_alive",
+    "three",
+]
 
 GUARANTEES = Path(__file__).resolve().parents[2] / "docs" / "guarantees.md"
 

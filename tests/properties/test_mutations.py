@@ -33,6 +33,12 @@ class Mutation:
 
 
 MUTATIONS = (
+    Mutation(
+        "the time of a lease that is over is counted",
+        machine._lease_used,
+        "run.lease.token != command.token",
+        "False",
+    ),
     # -- dependants and checkpoints
     Mutation(
         "a completion starts no dependants",

@@ -115,7 +115,7 @@ class World:
     def step(self) -> None:
         """One random thing happens."""
         if self.random.random() < 0.08:
-            self.random.choice((self.show_token, self.save_checkpoint))()
+            self.random.choice((self.show_token, self.save_checkpoint, self.use_lease))()
             return
         choice = self.random.random()
         if choice < 0.08:
@@ -290,6 +290,12 @@ class World:
             run, token = self.random.choice(known)
             self.apply(c.SaveCheckpoint(run, token, b"half"))
 
+    def use_lease(self) -> None:
+        known = [*self.state.leases.items(), *self.grants[-10:]]
+        if known:
+            run, token = self.random.choice(known)
+            self.apply(c.LeaseUsed(run, token, self.random.choice((0, 5_000))))
+
     # -- pieces ------------------------------------------------------------------------------------
 
     def job_name(self) -> str:
@@ -408,8 +414,8 @@ class World:
             run = result.value
             assert isinstance(run, Run)
             assert run.attempts[-1].token == command.token, f"{run.name}: a stale token counted"
-        if isinstance(command, c.SaveCheckpoint):
-            assert self.state.leases.get(command.run) == command.token, "a dead lease saved"
+        if isinstance(command, c.SaveCheckpoint | c.LeaseUsed):
+            assert self.state.leases.get(command.run) == command.token, "a dead lease counted"
         if isinstance(command, c.AdvanceFence):
             self.note_shown(command)
         if isinstance(command, c.Complete) and not result.repeated:

@@ -225,6 +225,14 @@ class DeleteGate(Command, frozen=True, tag=18):
     version: int  # 0: whatever it is
 
 
+class LeaseUsed(Command, frozen=True, tag=22):
+    """Notes how much of a lease has passed without a heartbeat; 0: it has been renewed since."""
+
+    run: str
+    token: int
+    used_ms: int
+
+
 class SaveCheckpoint(Command, frozen=True, tag=21):
     """Keeps what an attempt leaves for the next one, in case it does not come to its end."""
 
@@ -254,6 +262,7 @@ AnyCommand = (
     | PauseGate
     | DeleteGate
     | SaveCheckpoint
+    | LeaseUsed
 )
 
 _encoder = msgspec.msgpack.Encoder()

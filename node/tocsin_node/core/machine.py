@@ -37,6 +37,7 @@ from tocsin_node.core.command import (
     Fire,
     Grant,
     Lapse,
+    LeaseUsed,
     PauseGate,
     PauseJob,
     Plan,
@@ -581,6 +582,19 @@ def _close_ranges(state: State, run: Run) -> None:
         )
 
 
+def _lease_used(state: State, command: LeaseUsed) -> Result:
+    """Ends nothing: what is used up, the leader says by an Expire."""
+    run = state.runs.get(command.run)
+    if run is None:
+        return _no_run(command.run)
+    if run.lease is None or run.lease.token != command.token:
+        return _fenced(run)
+    used_ms = min(max(command.used_ms, 0), run.lease.duration_ms)
+    run = replace(run, lease=replace(run.lease, used_ms=used_ms), revision=state.index)
+    state.put_run(run)
+    return Applied(run)
+
+
 def _save_checkpoint(state: State, command: SaveCheckpoint) -> Result:
     run = state.runs.get(command.run)
     if run is None:
@@ -879,4 +893,5 @@ _HANDLERS: dict[type[Command], Callable[[State, Any], Result]] = {
     PauseGate: _pause_gate,
     DeleteGate: _delete_gate,
     SaveCheckpoint: _save_checkpoint,
+    LeaseUsed: _lease_used,
 }

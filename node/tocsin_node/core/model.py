@@ -181,6 +181,7 @@ class Lease(Record, frozen=True):
     instance_id: str  # the worker process; nobody else may speak for the lease
     grant_time_ms: int
     duration_ms: int
+    used_ms: int = 0  # without a heartbeat, as leaders have logged it; a new one grants the rest
 
 
 class Attempt(Record, frozen=True):

@@ -1,13 +1,16 @@
 """How long each lease has left, on the leader alone: renewals, expiries, and when to trust them.
 
-Owns lease time. Refuses to write renewals into the log: only the end of a lease is logged, and what
-it means for the run is core/lease.py's.
+Owns lease time. Refuses to write renewals into the log while heartbeats come as they should. The
+end of a lease is logged, and what it means for the run is core/lease.py's.
 
 - Lease time is the leader's own monotonic time, of which at most half a second counts between two
   looks at the clock, and after a longer gap nothing expires until sockets have been read: a leader
   that was frozen must not take the workers' silence for theirs.
 - A new leader gives every lease of the state one full duration. It cannot know when a lease was
-  last renewed, and too long is safe where too short is not.
+  last renewed, and too long is safe where too short is not. But a lease that misses its heartbeats
+  has the time that it used logged, in steps; a new leader gives it only the rest. So leaders that
+  follow each other quickly cannot keep a dead worker's lease alive. Should the worker speak after
+  all, that is logged as well, before it is told so: else the next leader would cut it short.
 - An assignment is held for 2 s only, until a heartbeat names it. Then it is released: its attempt
   never began.
 - A renewal gives the full duration or nothing: what a worker was once promised must hold.
@@ -24,7 +27,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tocsin_node.clock import ClusterClock
-from tocsin_node.core.command import Expire, Release
+from tocsin_node.core.command import Expire, LeaseUsed, Release
 from tocsin_node.core.model import Lease, Run
 from tocsin_node.core.result import Rejected, Result
 from tocsin_node.leader.wake import RETRY_MS, Tasks, Wake, repeat
@@ -37,6 +40,9 @@ STALL_MS = 500  # most lease time that passes between two looks at the clock
 PULSE_MS = 250  # longest sleep while anything is leased, so that a stall is told from waiting
 CONFIRM_TIMEOUT_S = 2.0  # for a round that confirms leadership
 ENDS_MAX = 1_000  # leases that are ended by one proposal
+USED_STEPS = 6  # of a lease's duration, in which the time that it used is logged
+USED_STEP_MS_MIN = 1_500  # a living worker speaks at least every second
+USED_STEP_MS_MAX = 5_000  # of a long lease: no more is lost when a leader goes
 
 log = logging.getLogger(__name__)
 
@@ -49,10 +55,12 @@ class _Live:
     instance_id: str
     worker_id: str
     duration_ms: int
+    renewed_ms: int  # what it has used counts from here
     deadline_ms: int
     queued_ms: int  # its place in the heap of deadlines
     renewable_until_ms: int
     confirmed: bool
+    used_ms: int = 0  # as the log says it, or may say it soon
     cancel_seen: bool = False
     ending: bool = False  # its end may be on its way, so no renewal counts any more
 
@@ -86,6 +94,9 @@ class Leases:
         self._calm_ms = 0  # nothing expires before this instant of lease time
         self._live: dict[str, _Live] = {}  # by run
         self._deadlines: list[tuple[int, str, int]] = []  # heap of (queued_ms, run, token)
+        self._silences: list[tuple[int, str, int]] = []  # heap: when to look for missed heartbeats
+        self._renewed: dict[str, int] = {}  # token by run: to be logged before they are told so
+        self._renewals: asyncio.Future[None] | None = None  # logs some of them
         self._wake = Wake()
         self._tasks = Tasks()
         self._loop: asyncio.Task[None] | None = None
@@ -94,17 +105,20 @@ class Leases:
         replica.subscribe(self._on_changes)
 
     def start(self, term: int) -> None:
-        """Continues every lease of the state with one full duration."""
+        """Continues each lease of the state with its duration, less what was logged as used."""
         assert self._loop is None, f"term {term} began before the last one was over"
         self._live.clear()
         self._deadlines.clear()
+        self._silences.clear()
+        self._renewed.clear()
         self._time.skip()
         self._calm_ms = self._time.now_ms
         state = self._replica.state
         for name in state.leases:
             run = state.runs[name]
             assert run.lease is not None, f"{name} is among the leases without one"
-            self._watch(run, run.lease, left_ms=run.lease.duration_ms, confirmed=True)
+            left_ms = run.lease.duration_ms - run.lease.used_ms
+            self._watch(run, run.lease, left_ms=left_ms, confirmed=True)
         self._loop = asyncio.ensure_future(repeat(self._pass, "leases"))
 
     async def stop(self) -> None:
@@ -115,6 +129,9 @@ class Leases:
         loop.cancel()
         await asyncio.gather(loop, return_exceptions=True)
         await self._tasks.cancel()
+        if self._renewals is not None:
+            self._renewals.cancel()
+            await asyncio.gather(self._renewals, return_exceptions=True)
         self._live.clear()
 
     # -- renewal -----------------------------------------------------------------------------------
@@ -147,7 +164,10 @@ class Leases:
         ):
             return False
         live.confirmed = True
-        live.deadline_ms = now_ms + live.duration_ms
+        live.renewed_ms, live.deadline_ms = now_ms, now_ms + live.duration_ms
+        if live.used_ms:
+            live.used_ms = 0
+            self._renewed[run] = token
         if live.deadline_ms < live.queued_ms:  # shorter than the time to confirm
             self._queue(run, live)
         return True
@@ -165,11 +185,13 @@ class Leases:
     async def confirm(self) -> None:
         """Returns once a majority has confirmed, in a round begun after the call, that we lead.
 
-        Callers that come while a round is under way share the next one.
+        And once the log knows of each renewal before the call that it must know of. Callers that
+        come while a round is under way share the next one.
 
         Raises:
             RaftError: this node does not lead, or no majority answered in time.
         """
+        await self._log_renewals()
         if self._round is None:
             self._round = self._begin_round()
             await asyncio.shield(self._round)
@@ -196,6 +218,61 @@ class Leases:
             return
         self._round = self._begin_round()
         self._round.add_done_callback(lambda done: _pass_on(done, waiting))
+
+    # -- silence -----------------------------------------------------------------------------------
+
+    async def _log_renewals(self) -> None:
+        """Waits for what is being logged, which may hold the caller's, then for what is left."""
+        for _ in range(2):
+            if self._renewals is None:
+                if not self._renewed:
+                    return
+                self._renewals = asyncio.ensure_future(self._propose_renewals())
+                self._renewals.add_done_callback(self._renewals_over)
+            await asyncio.shield(self._renewals)
+
+    def _renewals_over(self, over: asyncio.Future[None]) -> None:
+        self._renewals = None
+        if not over.cancelled():
+            over.exception()  # those who wait have it; if nobody waits any more, that is fine
+
+    async def _propose_renewals(self) -> None:
+        batch, self._renewed = self._renewed, {}
+        try:
+            # A lease that has ended meanwhile is refused, and held no more.
+            await self._replica.execute_many(
+                [LeaseUsed(run, token, 0) for run, token in batch.items()], reserved=True
+            )
+        except RaftError:
+            self._renewed = {**batch, **self._renewed}
+            raise
+
+    def _silent(self) -> list[LeaseUsed]:
+        """What to log of leases that have missed heartbeats for a further step."""
+        found: list[LeaseUsed] = []
+        now_ms = self._time.now_ms
+        if now_ms < self._calm_ms:
+            return found
+        for _ in range(ENDS_MAX):
+            if not self._silences or self._silences[0][0] > now_ms:
+                break
+            _, run, token = heapq.heappop(self._silences)
+            live = self._live.get(run)
+            if live is None or live.token != token or live.ending:
+                continue
+            step_ms = _used_step_ms(live.duration_ms)
+            used_ms = (now_ms - live.renewed_ms) // step_ms * step_ms
+            if live.confirmed and live.used_ms < used_ms < live.duration_ms:
+                live.used_ms = used_ms
+                found.append(LeaseUsed(run, token, used_ms))
+            self._listen(run, live)
+        return found
+
+    async def _log_used(self, used: Sequence[LeaseUsed]) -> None:
+        try:
+            await self._replica.execute_many(used, reserved=True)
+        except RaftError as error:
+            log.info("what %d silent leases have used is open: %s", len(used), error)
 
     # -- ends --------------------------------------------------------------------------------------
 
@@ -242,7 +319,10 @@ class Leases:
         ends = self._overdue()
         if ends:
             self.end_soon(ends)
-        if len(ends) == ENDS_MAX:
+        silent = self._silent()
+        if silent:
+            self._tasks.spawn(self._log_used(silent), "the silence of leases")
+        if len(ends) == ENDS_MAX or len(silent) == ENDS_MAX:
             await asyncio.sleep(0)
             return
         await self._wake.wait(self._sleep_ms())
@@ -303,6 +383,8 @@ class Leases:
             instance_id=lease.instance_id,
             worker_id=lease.worker_id,
             duration_ms=lease.duration_ms,
+            renewed_ms=now_ms - lease.used_ms,
+            used_ms=lease.used_ms,
             deadline_ms=now_ms + left_ms,
             queued_ms=0,
             renewable_until_ms=now_ms + timeout_ms + RENEWAL_GRACE_MS - attempt_age_ms,
@@ -312,6 +394,7 @@ class Leases:
             self._note_cancel(live)
         self._live[run.name] = live
         self._queue(run.name, live)
+        self._listen(run.name, live)
 
     def _note_cancel(self, live: _Live) -> None:
         live.cancel_seen = True
@@ -322,11 +405,21 @@ class Leases:
         live.queued_ms = live.deadline_ms
         heapq.heappush(self._deadlines, (live.queued_ms, run, live.token))
 
+    def _listen(self, run: str, live: _Live) -> None:
+        """Looks at the lease again when the next step of silence would be over."""
+        step_ms = _used_step_ms(live.duration_ms)
+        steps = (self._time.now_ms - live.renewed_ms) // step_ms + 1
+        heapq.heappush(self._silences, (live.renewed_ms + steps * step_ms, run, live.token))
+
     def _advance(self) -> None:
         if not self._live:
             self._time.skip()
         elif self._time.advance():
             self._calm_ms = self._time.now_ms + PULSE_MS
+
+
+def _used_step_ms(duration_ms: int) -> int:
+    return min(max(duration_ms // USED_STEPS, USED_STEP_MS_MIN), USED_STEP_MS_MAX)
 
 
 def _pass_on(done: asyncio.Future[None], waiting: asyncio.Future[None]) -> None:
