@@ -276,12 +276,14 @@ class World:
         self.apply(*([report, report] if twice else [report]))
 
     def show_token(self) -> None:
-        """A worker passes a fence, or somebody tries who must not."""
-        known = [*self.state.leases.items(), *self.grants[-10:]]
-        if known:
-            run, token = self.random.choice(known)
+        """Workers pass a fence, or somebody tries who must not."""
+        live = list(self.state.leases.items())
+        shown = self.random.sample(live, min(2, len(live)))
+        if self.grants and self.random.random() < 0.5:
+            shown.append(self.random.choice(self.grants[-10:]))
+        resource = f"r{self.random.randrange(4)}"
+        for run, token in shown:
             ttl_ms = self.random.choice((1_000, 3_600_000))
-            resource = f"r{self.random.randrange(4)}"
             self.apply(c.AdvanceFence(run, token, resource, ttl_ms))
 
     def save_checkpoint(self) -> None:
