@@ -48,6 +48,8 @@ ENDPOINTS_VARIABLE = "TOCSIN_ENDPOINTS"
 ENDPOINTS_FILE = "cluster.yaml"  # in the working directory, when nothing else is said
 STREAM_SILENCE_MAX = 12.0  # seconds; a watch sends something at least every 5
 
+SENT_MAX = 10_000  # changes whose first time is remembered
+_REQUEST_TIME = "tocsin-request-time"
 # How a node names the leader in the metadata of its answers.
 _LEADER_ID = "tocsin-leader-id"
 _LEADER_ADDRESS = "tocsin-leader-address"
@@ -160,6 +162,7 @@ class Pool:
         self.nodes = dict(nodes)
         self.leader: str | None = None
         self._uniform = uniform
+        self._sent: dict[str, int] = {}  # first time of each change, UTC milliseconds
         self._turn = int(uniform(0, len(self.nodes) - 1e-9))
         self._owner: tuple[int, asyncio.AbstractEventLoop] | None = None
         self._stubs: dict[str, tuple[str, Stubs]] = {}  # by node id, with the address dialled
@@ -325,12 +328,28 @@ class Pool:
         within: float,
     ) -> _Resp | Failure:
         try:
-            call = method(self._dial(node))(request, timeout=max(within, 0.001))
+            call = method(self._dial(node))(
+                request, timeout=max(within, 0.001), metadata=self._first_sent(request)
+            )
             response = await call
             self._learn_from(node, await call.initial_metadata(), await call.trailing_metadata())
         except grpc.aio.AioRpcError as error:
             return self._decode(node, error)
         return response
+
+    def _first_sent(self, request: object) -> tuple[tuple[str, str], ...]:
+        """When a change was first sent, so that the cluster never takes an old one for a new one.
+
+        It forgets request ids after a day; a change that is repeated later is then refused instead
+        of done again. What is remembered here is bounded, and of this process alone.
+        """
+        request_id = _request_id(request)
+        if request_id is None:
+            return ()
+        time_ms = self._sent.setdefault(request_id, time.time_ns() // 1_000_000)
+        if len(self._sent) > SENT_MAX:
+            del self._sent[next(iter(self._sent))]
+        return ((_REQUEST_TIME, str(time_ms)),)
 
     def take_hint(self, failure: Failure, again: Again) -> str | None:
         """Takes the leader hint of a failure; returns the node to avoid on the next try."""

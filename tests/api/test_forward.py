@@ -351,3 +351,20 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
     while data := await reader.read(65_536):
         writer.write(data)
         await writer.drain()
+
+
+async def test_when_a_request_was_first_sent_reaches_the_leader(three: Cluster) -> None:
+    """Through a follower too: what may have been forgotten is refused instead of done again."""
+    leader, (follower, _) = await three.leader(), await three.followers()
+    await create(three.stubs[leader], "old")
+    three.servers[leader].replica.state.request_floor_ms = 2_000
+    for node_id in (leader, follower):
+        for sent_ms, reason in (("2000", "REQUEST_EXPIRED"), ("2001", ""), ("yesterday", "")):
+            request = job_pb2.TriggerJobRequest(name="old", request_id=rid())
+            metadata = (("tocsin-request-time", sent_ms),)
+            call = three.stubs[node_id].jobs.TriggerJob(request, metadata=metadata)
+            if reason:
+                refused = await refusal(call)
+                assert (refused.reason, refused.detail["floor_time_ms"]) == (reason, "2000")
+            else:
+                await call

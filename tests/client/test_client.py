@@ -432,3 +432,21 @@ def test_schedules_refuse_what_cannot_be_meant() -> None:
         tocsin.Cron("* * * * *", dst_gap="SOMETIMES")  # type: ignore[arg-type]
     assert tocsin.Every("1h30m").interval == timedelta(minutes=90)
     assert tocsin.Every("500ms").interval == timedelta(milliseconds=500)
+
+
+async def test_a_repeated_change_says_when_it_was_first_sent(monkeypatch: Any) -> None:
+    from tocsin import _channel
+
+    now = [1_700_000_000_000_000_000]
+    monkeypatch.setattr(_channel.time, "time_ns", lambda: now[0])
+    monkeypatch.setattr(_channel, "SENT_MAX", 2)
+    pool = _channel.Pool({"n1": "127.0.0.1:1"})
+    change = job_pb2.TriggerJobRequest(name="a", request_id="one")
+    first = pool._first_sent(change)
+    assert first == (("tocsin-request-time", "1700000000000"),)
+    now[0] += 60_000_000_000
+    assert pool._first_sent(change) == first
+    assert pool._first_sent(job_pb2.GetJobRequest(name="a")) == ()
+    for number in range(3):
+        pool._first_sent(job_pb2.TriggerJobRequest(request_id=f"{number}"))
+    assert len(pool._sent) == 2

@@ -17,11 +17,13 @@ from tocsin_node.core.model import (
     JobSpec,
     Misfire,
     Overlap,
+    Request,
     RetryPolicy,
     RunState,
     ScopeKind,
 )
 from tocsin_node.core.result import Applied, Reason, Rejected
+from tocsin_node.core.state import restore, snapshot
 
 FIRST = f"{NAME}/20270115T080010Z"  # the occurrence ten seconds after T0
 SECOND = f"{NAME}/20270115T080020Z"
@@ -771,3 +773,44 @@ def test_a_mark_does_not_go_ahead_of_time_even_where_nothing_runs(m: Machine) ->
     fire = m.fire()
     m.now_ms -= 6_000
     assert m.refused(fire) is Reason.NOT_DUE
+
+
+# -- requests that are forgotten -------------------------------------------------------------------
+
+
+def sent(id_: str, time_ms: int) -> c.RequestKey:
+    return c.RequestKey(id_, b"digest", time_ms)
+
+
+def test_a_request_that_may_be_forgotten_is_refused_instead_of_done_again(m: Machine) -> None:
+    m.limits(request_ids=2)
+    m.create(every_s=0)
+    first = c.TriggerJob(sent("a", m.now_ms), NAME, None)
+    m.done(first)
+    for number in range(2):
+        m.now_ms += 1_000
+        m.trigger()
+        assert f"r{number + 2}" in m.state.requests
+    assert m.state.request_floor_ms == T0
+    m.state = restore(snapshot(m.state))
+    assert m.refused(first) is Reason.REQUEST_EXPIRED
+    m.done(c.TriggerJob(sent("b", T0 + 1), NAME, None))
+    m.done(c.TriggerJob(c.RequestKey("c", b"digest"), NAME, None))
+
+
+def test_a_request_that_is_known_is_answered_however_old_it_is(m: Machine) -> None:
+    m.limits(request_ids=2)
+    m.create(every_s=0)
+    key = sent("a", m.now_ms)
+    m.state.request_floor_ms = m.now_ms
+    m.state.remember("a", Request(key.digest, "", 1, m.now_ms))
+    again = m.one(c.TriggerJob(key, NAME, None))
+    assert isinstance(again, Applied)
+    assert again.repeated
+
+
+def test_requests_that_are_a_day_old_raise_the_floor(m: Machine) -> None:
+    m.create(every_s=0)
+    m.now_ms += 24 * 3_600_000 + 1
+    m.trigger()
+    assert m.state.request_floor_ms == T0

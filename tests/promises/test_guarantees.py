@@ -150,6 +150,15 @@ def test_a_repeated_request_is_answered_and_not_done_again(m: Machine) -> None:
     assert len(m.runs()) == 1
 
 
+def test_a_request_that_may_have_been_forgotten_is_refused_and_not_done_again(m: Machine) -> None:
+    m.limits(request_ids=1)
+    m.create(every_s=0)
+    trigger = c.TriggerJob(c.RequestKey("once", b"digest", m.now_ms), NAME, None)
+    m.done(trigger)
+    m.trigger()
+    assert m.refused(trigger) is Reason.REQUEST_EXPIRED
+
+
 def test_a_run_is_held_by_one_worker_at_a_time(m: Machine) -> None:
     m.create()
     m.due()

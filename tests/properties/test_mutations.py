@@ -39,6 +39,13 @@ MUTATIONS = (
         "run.lease.token != command.token",
         "False",
     ),
+    # -- requests
+    Mutation(
+        "a request is forgotten without the floor",
+        State.remember,
+        "max(self.request_floor_ms, self.requests.pop(first).time_ms)",
+        "0 * self.requests.pop(first).time_ms",
+    ),
     # -- dependants and checkpoints
     Mutation(
         "a completion starts no dependants",

@@ -61,6 +61,7 @@ EXPECTED = frozenset(
         Reason.ETAG_MISMATCH,
         Reason.QUOTA_EXCEEDED,
         Reason.REQUEST_ID_REUSED,
+        Reason.REQUEST_EXPIRED,
         Reason.STALE_PLAN,
         Reason.FENCED,
         Reason.NOT_READY,
@@ -87,7 +88,7 @@ class World:
     seed: int
     limits: Limits = field(
         default_factory=lambda: Limits(
-            runs_per_job=4, finished_runs=40, request_ids=50, pending_runs=60, fences=3
+            runs_per_job=4, finished_runs=40, request_ids=12, pending_runs=60, fences=3
         )
     )
 
@@ -97,6 +98,7 @@ class World:
         self.log: list[tuple[int, int, list[bytes]]] = []
         self.now_ms = START_MS
         self.requests = 0
+        self.done: set[str] = set()  # ids of requests; asked, never walked through
         self.used: list[c.Command] = []  # user commands, to be repeated
         self.eras: dict[tuple[str, int], list[Era]] = {}  # by job name and uid
         self.shown: dict[str, tuple[int, str, int]] = {}  # token, run, end; by resource
@@ -305,7 +307,9 @@ class World:
 
     def request(self) -> c.RequestKey:
         self.requests += 1
-        return c.RequestKey(f"r{self.requests}", c.digest(self.requests))
+        # A third of the callers do not say when they first sent it.
+        sent_ms = self.state.time_ms * (self.requests % 3 > 0)
+        return c.RequestKey(f"r{self.requests}", c.digest(self.requests), sent_ms)
 
     def seen(self, job: Job) -> tuple[int, int, int]:
         return job.uid, job.version, job.mark_time_ms
@@ -397,7 +401,12 @@ class World:
     def check_repeat(self, command: c.Command, result: Result, known: dict[str, Request]) -> None:
         """What was accepted once is answered from then on, and not done again."""
         key = getattr(command, "request", None)
-        if key is None or key.id not in known or key.id not in self.state.requests:
+        if key is None:
+            return
+        if isinstance(result, Applied) and not result.repeated:
+            assert key.id not in self.done or not key.sent_time_ms, f"{key.id} was done twice"
+            self.done.add(key.id)
+        if key.id not in known or key.id not in self.state.requests:
             return
         if known[key.id].digest == key.digest:
             assert isinstance(result, Applied), (command, result)

@@ -16,7 +16,9 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextvars import ContextVar
 from typing import Any, Protocol, cast
 
 import grpc
@@ -28,6 +30,7 @@ from tocsin_node.raft.engine import NotLeader
 
 OUR_SERVICES = "/tocsin.v1."
 FORWARDED_KEY = "tocsin-forwarded"  # id of the node that forwarded
+REQUEST_TIME_KEY = "tocsin-request-time"  # when the caller first sent a request, UTC milliseconds
 LEADER_ID_KEY = "tocsin-leader-id"
 LEADER_ADDRESS_KEY = "tocsin-leader-address"
 
@@ -57,6 +60,16 @@ READ_PREFIXES = ("Audit", "Explain", "Get", "List", "Preview")
 
 UnaryHandler = Callable[[Any, Any], Awaitable[Any]]
 Metadata = tuple[tuple[str, str | bytes], ...]
+
+
+# Of the call that is being answered; 0: its caller does not say.
+_request_time_ms: ContextVar[int] = ContextVar("request_time_ms", default=0)
+_REQUEST_TIME = re.compile(r"[0-9]{1,15}")
+
+
+def request_time_ms() -> int:
+    """When the request that is being answered was first sent, by its caller's clock; 0: unknown."""
+    return _request_time_ms.get()
 
 
 class Standing(Protocol):
@@ -151,6 +164,7 @@ class Edge(grpc.aio.ServerInterceptor):
 
     def _unary(self, method: str, answer: UnaryHandler) -> UnaryHandler:
         async def behaviour(request: Any, context: Any) -> Any:
+            _request_time_ms.set(_request_time_of(context))
             try:
                 response = await self._route(method, answer, request, context)
             except grpc.aio.AbortError:
@@ -217,7 +231,9 @@ class Edge(grpc.aio.ServerInterceptor):
             )
         call: Any = channel.unary_unary(method, request_serializer=_serialize)
         try:
-            metadata = ((FORWARDED_KEY, self._standing.node_id),)
+            metadata: Metadata = ((FORWARDED_KEY, self._standing.node_id),)
+            if request_time_ms():
+                metadata += ((REQUEST_TIME_KEY, str(request_time_ms())),)
             response = await call(request, timeout=timeout_s(context), metadata=metadata)
             return cast("bytes", response)
         except grpc.aio.AioRpcError as error:
@@ -308,6 +324,14 @@ def timeout_s(context: Any) -> float:
     remaining = context.time_remaining()
     left = CALL_TIMEOUT_S if remaining is None else max(float(remaining), 0.001)
     return left - min(ANSWER_S, left / 10)
+
+
+def _request_time_of(context: Any) -> int:
+    """What the caller says of when it first sent its request; 0 if that is nothing sensible."""
+    for key, value in context.invocation_metadata() or ():
+        if key == REQUEST_TIME_KEY and isinstance(value, str) and _REQUEST_TIME.fullmatch(value):
+            return int(value)
+    return 0
 
 
 def _is_local(method: str, request: Any) -> bool:

@@ -19,7 +19,7 @@ from tocsin_node import admission, planner
 from tocsin_node.admission import Faults, Refusal, refuse_field
 from tocsin_node.api import _convert, status
 from tocsin_node.api._filters import job_filter
-from tocsin_node.api._forward import timeout_s
+from tocsin_node.api._forward import request_time_ms, timeout_s
 from tocsin_node.api._history import audit_page, explanation, local_time
 from tocsin_node.api._pages import (
     LOOK_EVERY,
@@ -287,7 +287,9 @@ class JobService(job_pb2_grpc.JobServiceServicer):
 
     def _key(self, method: str, request_id: str, faults: Faults, *body: object) -> RequestKey:
         admission.request_id(request_id, faults)
-        return RequestKey(request_id, digest(method, *body))
+        # A caller's clock that is ahead must not make its requests newer than they can be.
+        sent_ms = min(request_time_ms(), self._replica.clock.now_ms())
+        return RequestKey(request_id, digest(method, *body), sent_ms)
 
     def _repeated(self, key: RequestKey) -> int | None:
         """Log index of this very request, if it was accepted before.

@@ -19,7 +19,7 @@ from tocsin_node import admission
 from tocsin_node.admission import Faults, Parent, Refusal
 from tocsin_node.api import _convert, status
 from tocsin_node.api._filters import RunFilter, run_filter
-from tocsin_node.api._forward import timeout_s
+from tocsin_node.api._forward import request_time_ms, timeout_s
 from tocsin_node.api._pages import LOOK_EVERY, Page, Position, Slices, decode_token, encode_token
 from tocsin_node.core import command as commands
 from tocsin_node.core.command import RequestKey, digest
@@ -124,7 +124,8 @@ class RunService(run_pb2_grpc.RunServiceServicer):
         reason = admission.note(request.reason, "reason", faults)
         admission.request_id(request.request_id, faults)
         faults.refuse_if_any()
-        key = RequestKey(request.request_id, digest("CancelRuns", names, reason))
+        sent_ms = min(request_time_ms(), self._replica.clock.now_ms())
+        key = RequestKey(request.request_id, digest("CancelRuns", names, reason), sent_ms)
         applied = await self._replica.execute(
             commands.CancelRuns(key, names, reason), timeout=timeout_s(context)
         )

@@ -45,6 +45,7 @@ class RequestKey(Record, frozen=True):
 
     id: str
     digest: bytes
+    sent_time_ms: int = 0  # when the caller first sent it; 0: it does not say
 
 
 class Command(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -793,9 +793,20 @@ def _gate_moved(gate: Gate | None, version: int) -> Rejected | None:
 
 
 def _known_request(state: State, key: RequestKey, subjects: dict[str, Any]) -> Result | None:
-    """The answer to a request that was accepted before: its subject as it is now."""
+    """The answer to a request that was accepted before: its subject as it is now.
+
+    One that was first sent at a time of which requests have been forgotten is refused: it may be
+    one of them, and must not be done again.
+    """
     known = state.requests.get(key.id)
     if known is None:
+        if 0 < key.sent_time_ms <= state.request_floor_ms:
+            return Rejected(
+                Reason.REQUEST_EXPIRED,
+                f"request {key.id} was first sent so long ago that it may have been done and be "
+                "forgotten; look whether it was, and use another id if not",
+                {"floor_time_ms": str(state.request_floor_ms)},
+            )
         return None
     if known.digest != key.digest:
         return Rejected(

@@ -16,6 +16,7 @@ class Reason(enum.StrEnum):
     RUN_NOT_FOUND = "RUN_NOT_FOUND"
     RUN_FINISHED = "RUN_FINISHED"
     ETAG_MISMATCH = "ETAG_MISMATCH"
+    REQUEST_EXPIRED = "REQUEST_EXPIRED"  # it may have been done, and be forgotten
     REQUEST_ID_REUSED = "REQUEST_ID_REUSED"
     QUOTA_EXCEEDED = "QUOTA_EXCEEDED"
     DEPENDENCY_CYCLE = "DEPENDENCY_CYCLE"  # a job would run after itself

@@ -147,6 +147,7 @@ class State:
         self.versions: dict[tuple[str, int], JobSpec] = {}  # by job name and version
         self.ledger: dict[str, Ledger] = {}  # by job name
         self.requests: dict[str, Request] = {}  # oldest first
+        self.request_floor_ms = 0  # every request accepted after it is known
         self.fences: dict[str, Fence] = {}  # by resource
         self.gates: dict[Scope, Gate] = {}
         self.captures = 0
@@ -354,7 +355,7 @@ class State:
                 self.requests[first].time_ms >= oldest_ms
             ):
                 break
-            del self.requests[first]
+            self.request_floor_ms = max(self.request_floor_ms, self.requests.pop(first).time_ms)
 
     def put_fence(self, fence: Fence) -> None:
         self.fences[fence.resource] = fence
@@ -477,7 +478,14 @@ class Captured:
     def __init__(self, state: State) -> None:
         state.captures += 1
         self.index = state.index
-        self._head = _Head(SNAPSHOT_VERSION, state.index, state.term, state.time_ms, state.limits)
+        self._head = _Head(
+            SNAPSHOT_VERSION,
+            state.index,
+            state.term,
+            state.time_ms,
+            state.limits,
+            state.request_floor_ms,
+        )
         self._jobs = state.jobs.copy()
         self._versions = state.versions.copy()
         self._ledger = state.ledger.copy()
@@ -534,6 +542,7 @@ class _Head(Record, frozen=True):
     term: int
     time_ms: int
     limits: Limits
+    request_floor_ms: int = 0
 
 
 class _Section(Record, frozen=True):
@@ -571,6 +580,7 @@ def restore_chunks(chunks: Iterable[bytes]) -> State:
     state = State()
     state.index, state.term, state.time_ms = head.index, head.term, head.time_ms
     state.limits = head.limits
+    state.request_floor_ms = head.request_floor_ms
     decode_section = msgspec.msgpack.Decoder(_Section).decode
     for chunk in remaining:
         section = decode_section(chunk)
