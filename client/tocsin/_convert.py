@@ -32,6 +32,7 @@ from tocsin.types import (
     Fire,
     ItemResult,
     Job,
+    JobAlert,
     JobAudit,
     Member,
     MisfirePolicy,
@@ -109,7 +110,13 @@ def to_job(job: Job) -> job_pb2.Job:
         message.retry_policy.CopyFrom(_to_retry_policy(job.retry_policy))
     if job.priority is not None:
         message.priority = job.priority
-    for name in ("attempt_timeout", "lease_duration", "misfire_grace", "jitter"):
+    for name in (
+        "attempt_timeout",
+        "lease_duration",
+        "misfire_grace",
+        "jitter",
+        "must_succeed_within",
+    ):
         value: timedelta | None = getattr(job, name)
         if value is not None:
             getattr(message, name).CopyFrom(wire_duration(value))
@@ -144,6 +151,9 @@ def from_job(message: job_pb2.Job) -> Job:
         misfire_grace=_optional_duration(message, "misfire_grace"),
         catchup_limit=message.catchup_limit,
         labels=dict(message.labels),
+        must_succeed_within=_optional_duration(message, "must_succeed_within") or None,
+        last_success_time=optional_time(message, "last_success_time"),
+        alert=_from_alert(message),
         jitter=_optional_duration(message, "jitter"),
         uid=message.uid,
         etag=message.etag,
@@ -177,6 +187,17 @@ def to_schedule(schedule: Schedule) -> job_pb2.Schedule:
     if schedule.end_time is not None:
         message.end_time.CopyFrom(timestamp(schedule.end_time))
     return message
+
+
+def _from_alert(message: job_pb2.Job) -> JobAlert | None:
+    if not message.HasField("alert"):
+        return None
+    alert = message.alert
+    return JobAlert(
+        raise_time=from_timestamp(alert.raise_time),
+        log_index=alert.log_index,
+        message=alert.message,
+    )
 
 
 def from_schedule(message: job_pb2.Schedule) -> Schedule:

@@ -31,6 +31,7 @@ __all__ = [
     "Fire",
     "ItemResult",
     "Job",
+    "JobAlert",
     "JobAudit",
     "Member",
     "MisfirePolicy",
@@ -166,6 +167,15 @@ class After:
 
 
 @dataclass(frozen=True, kw_only=True)
+class JobAlert:
+    """The job has not succeeded within its time; goes with the next success."""
+
+    raise_time: datetime
+    log_index: int
+    message: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Job:
     """What to run and when. None, 0 and DEFAULT mean the cluster's default.
 
@@ -176,6 +186,8 @@ class Job:
         after: jobs after whose runs this one runs: names, or `After("job", "failure")`.
         payload: bytes, given to the handler; `Job.json(...)` makes one of keyword arguments.
         max_runs: the job is finished when this many occurrences ran or were covered; 0: no end.
+        must_succeed_within: an alert is raised if no run succeeds for so long; None: never.
+        last_success_time, alert: out, for jobs with `must_succeed_within`.
         uid, etag, paused, pause_note, next_fire_time, create_time, update_time, mark_time,
             active_run_count, finished, occurrence_run_count: out. An etag that is not 0 makes
             `apply_job` refuse a job that changed since.
@@ -198,6 +210,9 @@ class Job:
     catchup_limit: int = 0
     labels: Mapping[str, str] = field(default_factory=dict)
     jitter: timedelta | None = None
+    must_succeed_within: timedelta | None = None
+    last_success_time: datetime | None = None
+    alert: JobAlert | None = None
     max_runs: int = 0
     uid: int = 0
     etag: int = 0

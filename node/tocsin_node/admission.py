@@ -401,6 +401,7 @@ def job_spec(job: job_pb2.Job, faults: Faults, config: Config, *, field: str = "
         priority=_priority(job, field, faults),
         labels=_labels(job.labels, f"{field}.labels", faults),
         after=_after(job.after, f"{field}.after", faults),
+        must_succeed_within_ms=_must_succeed_within(job, field, faults),
         max_runs=_max_runs(job.max_runs, f"{field}.max_runs", faults),
     )
 
@@ -543,6 +544,14 @@ def _max_runs(value: int, field: str, faults: Faults) -> int:
     if not 0 <= value <= MAX_RUNS_MAX:
         faults.expected(field, value, f"1 to {MAX_RUNS_MAX}, or 0 for no end")
     return value
+
+
+def _must_succeed_within(job: job_pb2.Job, field: str, faults: Faults) -> int:
+    if not (job.must_succeed_within.seconds or job.must_succeed_within.nanos):
+        return 0
+    return _length_or(
+        job, "must_succeed_within", 0, field, faults, least=SECOND_MS, most=400 * DAY_MS
+    )
 
 
 def _after(items: Iterable[job_pb2.After], field: str, faults: Faults) -> tuple[After, ...]:

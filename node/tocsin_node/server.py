@@ -43,6 +43,7 @@ from tocsin_node.core.model import Limits
 from tocsin_node.leader.dispatcher import Dispatcher
 from tocsin_node.leader.leases import Leases
 from tocsin_node.leader.ticker import Ticker
+from tocsin_node.leader.watchdog import Watchdog
 from tocsin_node.raft.engine import (
     AddressInUse,
     AddressRefused,
@@ -121,7 +122,7 @@ class Server:
         self.health = Health()
         self.leadership = Leadership(
             self.replica,
-            loops=(self.leases, self.dispatcher, Ticker(self.replica)),
+            loops=(self.leases, self.dispatcher, Ticker(self.replica), Watchdog(self.replica)),
             health=self.health,
             on_fatal=on_fatal,
         )

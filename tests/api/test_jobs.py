@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import grpc
@@ -349,3 +350,28 @@ async def test_the_ledger_shows_what_became_of_each_time(one: Stubs) -> None:
     assert list(later.ranges) == list(answer.ranges)[1:]
     request = job_pb2.ListOccurrencesRequest(name="report", to_time=Timestamp(seconds=1))
     assert not (await one.jobs.ListOccurrences(request)).ranges
+
+
+async def test_a_job_that_does_not_succeed_in_time_shows_an_alert(one: Stubs) -> None:
+    created = await create(one, "late", must_succeed_within=Duration(seconds=1))
+    await create(one, "fine", must_succeed_within=Duration(seconds=3_600))
+    assert not created.HasField("alert")
+    found = created
+    while not found.HasField("alert"):
+        await asyncio.sleep(0.01)
+        found = await get(one, "late")
+    assert found.alert.raise_time.seconds >= created.create_time.seconds + 1
+    assert found.alert.log_index > created.uid
+    assert found.alert.message == "no run has succeeded within 1 s"
+    assert await names(one, filter="alert=true") == ["default/late"]
+    assert await names(one, filter="alert=false") == ["default/fine"]
+    answer = await update(one, found)
+    assert not answer.changed, "what was read can be sent back"
+
+
+async def test_the_time_to_succeed_has_bounds(one: Stubs) -> None:
+    request = job_pb2.CreateJobRequest(
+        job=job(must_succeed_within=Duration(nanos=5_000_000)), request_id=rid()
+    )
+    refused = await refusal(one.jobs.CreateJob(request))
+    assert refused.fields == ["job.must_succeed_within"]

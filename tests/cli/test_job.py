@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from tocsin.types import (
     After,
     AfterCondition,
     Job,
+    JobAlert,
     MisfirePolicy,
     OccurrenceOutcome,
     OccurrenceRange,
@@ -270,3 +272,15 @@ def test_a_job_can_come_after_others(tocsin: Tocsin, client: FakeClient) -> None
     (shown,) = json.loads(tocsin("job", "list", "-o", "json").stdout)
     assert shown["after"][1]["condition"] == "AFTER_CONDITION_ANY"
     assert tocsin(*made, "--after", "extract:never").exit_code == 2
+
+
+def test_an_alert_is_shown(tocsin: Tocsin, client: FakeClient) -> None:
+    made = tocsin("job", "create", "x", "--command", "true", "--must-succeed-within", "26h")
+    assert made.exit_code == 0
+    assert client.jobs["default/x"].must_succeed_within == timedelta(hours=26)
+    assert "within 1d2h, last never" in tocsin("job", "get", "x").stdout
+    late = JobAlert(raise_time=NOON, log_index=7, message="no run has succeeded within 93600 s")
+    client.jobs["default/x"] = replace(client.jobs["default/x"], alert=late)
+    assert "no run has succeeded within 93600 s, since" in tocsin("job", "get", "x").stdout
+    shown = json.loads(tocsin("job", "get", "x", "-o", "json").stdout)
+    assert shown["alert"]["logIndex"] == "7"

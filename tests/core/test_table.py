@@ -91,6 +91,8 @@ SaveCheckpoint                     | `RUN_NOT_FOUND` | `FENCED`              | =
 SaveCheckpoint, stale token        | `RUN_NOT_FOUND` | `FENCED`              | `FENCED`              | `FENCED`              | `FENCED`              | `FENCED`      | `FENCED`      | `FENCED`
 LeaseUsed                          | `RUN_NOT_FOUND` | `FENCED`              | =                     | =                     | `FENCED`              | `FENCED`      | `FENCED`      | `FENCED`
 LeaseUsed, stale token             | `RUN_NOT_FOUND` | `FENCED`              | `FENCED`              | `FENCED`              | `FENCED`              | `FENCED`      | `FENCED`      | `FENCED`
+RaiseAlert                         | `NOT_READY`     | `NOT_READY`           | `NOT_READY`           | `NOT_READY`           | `NOT_READY`           | `NOT_READY`   | `NOT_READY`   | `NOT_READY`
+RaiseAlert, of a late job          | =               | =                     | =                     | =                     | =                     | =             | =             | =
 """
 
 NO_RUN, CANCELLING = "no run", "cancelling"
@@ -287,6 +289,14 @@ def late_lapse(m: Machine) -> c.Command:
     return c.Lapse(FIRST)
 
 
+def late_job(m: Machine) -> c.Command:
+    job = m.state.jobs[NAME]
+    spec = replace(job.spec, must_succeed_within_ms=1_000)
+    m.done(c.UpdateJob(m.request(), NAME, *seen(m), spec, (), plan(m)))
+    m.now_ms += 1_000
+    return c.RaiseAlert(NAME, job.uid)
+
+
 MAKE: dict[str, Callable[[Machine], c.Command]] = {
     "BeginTerm": lambda m: c.BeginTerm(2, "n2", m.state.limits, "wall"),
     "CreateJob, of another name": create("default/other"),
@@ -333,6 +343,8 @@ MAKE: dict[str, Callable[[Machine], c.Command]] = {
     "SaveCheckpoint, stale token": lambda m: c.SaveCheckpoint(FIRST, token(m) - 1, b"half"),
     "LeaseUsed": lambda m: c.LeaseUsed(FIRST, token(m), 5_000),
     "LeaseUsed, stale token": lambda m: c.LeaseUsed(FIRST, token(m) - 1, 5_000),
+    "RaiseAlert": lambda m: c.RaiseAlert(NAME, m.state.jobs[NAME].uid),
+    "RaiseAlert, of a late job": late_job,
 }
 
 

@@ -29,6 +29,7 @@ from tocsin_node.core.result import Result
 from tocsin_node.leader.dispatcher import Dispatcher
 from tocsin_node.leader.leases import Leases
 from tocsin_node.leader.ticker import Ticker
+from tocsin_node.leader.watchdog import Watchdog
 from tocsin_node.raft.engine import Engine, NotLeader, OutcomeUnknown
 from tocsin_node.replica import Replica
 
@@ -191,14 +192,17 @@ class Node:
         self.leases = Leases(self.replica)
         self.dispatcher = Dispatcher(self.replica, self.leases)
         self.ticker = Ticker(self.replica)
+        self.watchdog = Watchdog(self.replica)
         self.service = WorkerService(self.replica, self.dispatcher, self.leases)
 
     def start(self) -> None:
         self.leases.start(self.engine.term)
         self.dispatcher.start(self.engine.term)
         self.ticker.start(self.engine.term)
+        self.watchdog.start(self.engine.term)
 
     async def stop(self) -> None:
+        await self.watchdog.stop()
         await self.ticker.stop()
         await self.dispatcher.stop()
         await self.leases.stop()

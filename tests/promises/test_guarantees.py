@@ -324,6 +324,20 @@ def test_why_something_ran_or_did_not_is_told_by_log_index(m: Machine) -> None:
     assert "no nominal time" in " ".join(step.text for step in beside.steps)
 
 
+def test_a_job_that_does_not_succeed_in_time_raises_an_alert_also_when_no_worker_ever_came(
+    m: Machine,
+) -> None:
+    job = m.create(must_succeed_within_ms=60_000)
+    alert = c.RaiseAlert(NAME, job.uid)
+    m.now_ms += 59_999
+    assert m.refused(alert) is Reason.NOT_DUE
+    m.now_ms += 1
+    m.done(alert)
+    switch = m.state.jobs[NAME].watch
+    assert switch is not None
+    assert switch.alert_time_ms == m.now_ms
+
+
 # -- when things run -------------------------------------------------------------------------------
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from tests.properties.test_histories import play
-from tocsin_node.core import dependants, fence, lease, limits, machine
+from tocsin_node.core import dependants, fence, lease, limits, machine, watch
 from tocsin_node.core.state import Ledger, State
 
 SEEDS = 200
@@ -38,6 +38,14 @@ MUTATIONS = (
         machine._lease_used,
         "run.lease.token != command.token",
         "False",
+    ),
+    # -- dead-man's switches
+    Mutation("an alert is raised early", watch.raise_alert, "due_ms > state.time_ms", "False"),
+    Mutation(
+        "a success does not set the switch back",
+        machine._settle_run,
+        "watch.set_back(state, run)",
+        "pass",
     ),
     # -- requests
     Mutation(

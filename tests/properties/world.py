@@ -101,6 +101,7 @@ class World:
         self.done: set[str] = set()  # ids of requests; asked, never walked through
         self.used: list[c.Command] = []  # user commands, to be repeated
         self.eras: dict[tuple[str, int], list[Era]] = {}  # by job name and uid
+        self.succeeded_ms: dict[tuple[str, int], int] = {}  # newest success, by job name and uid
         self.shown: dict[str, tuple[int, str, int]] = {}  # token, run, end; by resource
         self.grants: list[tuple[str, int]] = []  # run and token, also of leases that are over
         self.waited_for: set[str] = set()  # kinds of limits that kept a run waiting
@@ -117,7 +118,9 @@ class World:
     def step(self) -> None:
         """One random thing happens."""
         if self.random.random() < 0.08:
-            self.random.choice((self.show_token, self.save_checkpoint, self.use_lease))()
+            self.random.choice(
+                (self.show_token, self.save_checkpoint, self.use_lease, self.raise_alerts)
+            )()
             return
         choice = self.random.random()
         if choice < 0.08:
@@ -300,6 +303,13 @@ class World:
             run, token = self.random.choice(known)
             self.apply(c.LeaseUsed(run, token, self.random.choice((0, 5_000))))
 
+    def raise_alerts(self) -> None:
+        """What a leader would raise, and an alert that may not be due."""
+        late = self.state.late_jobs(self.now_ms, 5)
+        other = self.state.jobs.get(self.job_name())
+        jobs = [*late, *([other] if other is not None else [])]
+        self.apply(*[c.RaiseAlert(job.name, job.uid) for job in jobs])
+
     # -- pieces ------------------------------------------------------------------------------------
 
     def job_name(self) -> str:
@@ -331,6 +341,7 @@ class World:
             max_concurrent_per_key=self.random.choice((1, 2)) if key else 0,
             start_deadline_ms=self.random.choice((None, None, 0, 20_000)),
             after=self.after(),
+            must_succeed_within_ms=self.random.choice((0, 0, 20_000)),
             max_runs=self.random.choice((0, 0, 0, 2, 9)),
             retry=RetryPolicy(
                 self.random.choice((1, 2, 3)), 1_000, 2_000, 5_000, non_retryable_errors=("Fatal",)
@@ -425,6 +436,11 @@ class World:
             run = result.value
             assert isinstance(run, Run)
             assert run.attempts[-1].token == command.token, f"{run.name}: a stale token counted"
+        if isinstance(command, c.RaiseAlert) and not result.repeated:
+            job = before[command.name]
+            since_ms = max(job.create_time_ms, self.succeeded_ms.get((job.name, job.uid), 0))
+            least_ms = since_ms + job.spec.must_succeed_within_ms
+            assert self.state.time_ms >= least_ms > since_ms, f"{job.name}: alert too early"
         if isinstance(command, c.SaveCheckpoint | c.LeaseUsed):
             assert self.state.leases.get(command.run) == command.token, "a dead lease counted"
         if isinstance(command, c.AdvanceFence):
@@ -433,6 +449,10 @@ class World:
             run = result.value
             assert isinstance(run, Run)
             if command.outcome is AttemptOutcome.SUCCEEDED:
+                self.succeeded_ms[run.job, run.uid] = self.state.time_ms
+                now = self.state.jobs.get(run.job)
+                if now is not None and now.uid == run.uid and now.watch is not None:
+                    assert now.deleted or now.watch.alert_time_ms is None, f"{run.job}: alert stays"
                 key = f"{run.name}#{run.uid}"
                 self.accepted[key] = self.accepted.get(key, 0) + 1
                 assert self.accepted[key] == 1, f"{key} succeeded twice"

@@ -27,6 +27,7 @@ MESSAGES: dict[type[object], type[Message]] = {
     types.Fence: fence_pb2.Fence,
     types.Fire: job_pb2.PreviewFireTimesResponse.Fire,
     types.Job: job_pb2.Job,
+    types.JobAlert: job_pb2.JobAlert,
     types.JobAudit: job_pb2.JobAudit,
     types.Member: cluster_pb2.Member,
     types.OccurrenceRange: job_pb2.OccurrenceRange,

@@ -241,6 +241,12 @@ def schedules_of(options: Mapping[str, Any]) -> list[Schedule]:
     help="Finish when this many of its times ran or were covered.  [default: no end]",
 )
 @click.option(
+    "--must-succeed-within",
+    type=DURATION,
+    metavar="DURATION",
+    help="Raise an alert if no run succeeds for so long.  [default: never]",
+)
+@click.option(
     "--after",
     "after",
     multiple=True,
@@ -317,6 +323,7 @@ def _definition(name: str, options: Mapping[str, Any]) -> Job:
         catchup_limit=options["catchup_limit"] or 0,
         labels=options["labels"],
         jitter=options["jitter"],
+        must_succeed_within=options["must_succeed_within"],
         max_runs=options["max_runs"] or 0,
     )
 
@@ -368,7 +375,7 @@ def _work(options: Mapping[str, Any]) -> tuple[str, bytes]:
     "filter_",
     default="",
     metavar="TERMS",
-    help="Such as 'label.team=pay paused=true'; all terms must hold.",
+    help="Such as 'label.team=pay paused=true alert=true'; all terms must hold.",
 )
 @global_options
 @pass_settings
@@ -440,6 +447,7 @@ def _print_job(job: Job) -> None:
             ("lease", shown_duration(job.lease_duration)),
             ("attempt timeout", shown_duration(job.attempt_timeout)),
             ("jitter", shown_duration(job.jitter)),
+            *_watch_fields(job),
             ("max runs", f"{job.occurrence_run_count} of {job.max_runs}" if job.max_runs else "-"),
             ("labels", labels or "-"),
             ("uid, etag", f"{job.uid}, {job.etag}"),
@@ -453,6 +461,19 @@ def _shown_next(job: Job) -> str:
     if job.paused:
         return f"paused: {job.pause_note}" if job.pause_note else "paused"
     return "finished" if job.finished else shown_instant(job.next_fire_time)
+
+
+def _watch_fields(job: Job) -> list[tuple[str, str]]:
+    """What is said of a job that must succeed within a time."""
+    if job.must_succeed_within is None:
+        return []
+    last = shown_instant(job.last_success_time) if job.last_success_time else "never"
+    fields = [("must succeed", f"within {shown_duration(job.must_succeed_within)}, last {last}")]
+    if job.alert is not None:
+        fields.append(
+            ("ALERT", f"{job.alert.message}, since {shown_instant(job.alert.raise_time)}")
+        )
+    return fields
 
 
 def _shown_retry(retry: RetryPolicy) -> str:

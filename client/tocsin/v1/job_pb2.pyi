@@ -272,6 +272,9 @@ class Job(_message.Message):
     FINISHED_FIELD_NUMBER: _builtins.int
     OCCURRENCE_RUN_COUNT_FIELD_NUMBER: _builtins.int
     AFTER_FIELD_NUMBER: _builtins.int
+    MUST_SUCCEED_WITHIN_FIELD_NUMBER: _builtins.int
+    LAST_SUCCESS_TIME_FIELD_NUMBER: _builtins.int
+    ALERT_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """`{namespace}/{job}`, each part `[a-z0-9][a-z0-9._-]{0,62}`; namespace `default` may be left out."""
     uid: _builtins.int
@@ -354,6 +357,20 @@ class Job(_message.Message):
         job, whether or not it is paused. A deleted job starts nothing.
         """
 
+    @_builtins.property
+    def must_succeed_within(self) -> _duration_pb2.Duration:
+        """An alert is raised if no run of the job succeeds for so long, whatever the cause, also while the
+        job is paused; default 0: never. 1 s..400 days.
+        """
+
+    @_builtins.property
+    def last_success_time(self) -> _timestamp_pb2.Timestamp:
+        """Kept for jobs with `must_succeed_within` alone. Out."""
+
+    @_builtins.property
+    def alert(self) -> Global___JobAlert:
+        """Unset while all is well; goes with the next success, or an edit of `must_succeed_within`. Out."""
+
     def __init__(
         self,
         *,
@@ -386,16 +403,51 @@ class Job(_message.Message):
         finished: _builtins.bool = ...,
         occurrence_run_count: _builtins.int = ...,
         after: _abc.Iterable[Global___After] | None = ...,
+        must_succeed_within: _duration_pb2.Duration | None = ...,
+        last_success_time: _timestamp_pb2.Timestamp | None = ...,
+        alert: Global___JobAlert | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_priority", b"_priority", "attempt_timeout", b"attempt_timeout", "create_time", b"create_time", "jitter", b"jitter", "lease_duration", b"lease_duration", "mark_time", b"mark_time", "misfire_grace", b"misfire_grace", "next_fire_time", b"next_fire_time", "priority", b"priority", "retry_policy", b"retry_policy", "update_time", b"update_time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_priority", b"_priority", "alert", b"alert", "attempt_timeout", b"attempt_timeout", "create_time", b"create_time", "jitter", b"jitter", "last_success_time", b"last_success_time", "lease_duration", b"lease_duration", "mark_time", b"mark_time", "misfire_grace", b"misfire_grace", "must_succeed_within", b"must_succeed_within", "next_fire_time", b"next_fire_time", "priority", b"priority", "retry_policy", b"retry_policy", "update_time", b"update_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_priority", b"_priority", "active_run_count", b"active_run_count", "after", b"after", "attempt_timeout", b"attempt_timeout", "catchup_limit", b"catchup_limit", "content_type", b"content_type", "create_time", b"create_time", "etag", b"etag", "finished", b"finished", "handler", b"handler", "jitter", b"jitter", "labels", b"labels", "lease_duration", b"lease_duration", "mark_time", b"mark_time", "max_runs", b"max_runs", "misfire_grace", b"misfire_grace", "misfire_policy", b"misfire_policy", "name", b"name", "next_fire_time", b"next_fire_time", "occurrence_run_count", b"occurrence_run_count", "overlap_policy", b"overlap_policy", "pause_note", b"pause_note", "paused", b"paused", "payload", b"payload", "priority", b"priority", "queue", b"queue", "retry_policy", b"retry_policy", "schedules", b"schedules", "uid", b"uid", "update_time", b"update_time"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_priority", b"_priority", "active_run_count", b"active_run_count", "after", b"after", "alert", b"alert", "attempt_timeout", b"attempt_timeout", "catchup_limit", b"catchup_limit", "content_type", b"content_type", "create_time", b"create_time", "etag", b"etag", "finished", b"finished", "handler", b"handler", "jitter", b"jitter", "labels", b"labels", "last_success_time", b"last_success_time", "lease_duration", b"lease_duration", "mark_time", b"mark_time", "max_runs", b"max_runs", "misfire_grace", b"misfire_grace", "misfire_policy", b"misfire_policy", "must_succeed_within", b"must_succeed_within", "name", b"name", "next_fire_time", b"next_fire_time", "occurrence_run_count", b"occurrence_run_count", "overlap_policy", b"overlap_policy", "pause_note", b"pause_note", "paused", b"paused", "payload", b"payload", "priority", b"priority", "queue", b"queue", "retry_policy", b"retry_policy", "schedules", b"schedules", "uid", b"uid", "update_time", b"update_time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__priority: _TypeAlias = _typing.Literal["priority"]  # noqa: Y015
     _WhichOneofArgType__priority: _TypeAlias = _typing.Literal["_priority", b"_priority"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__priority) -> _WhichOneofReturnType__priority | None: ...
 
 Global___Job: _TypeAlias = Job  # noqa: Y015
+
+@_typing.final
+class JobAlert(_message.Message):
+    """The job has not succeeded in time."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RAISE_TIME_FIELD_NUMBER: _builtins.int
+    LOG_INDEX_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    log_index: _builtins.int
+    """Log index of the entry that says so."""
+    message: _builtins.str
+    """For people."""
+    @_builtins.property
+    def raise_time(self) -> _timestamp_pb2.Timestamp:
+        """When it was noticed."""
+
+    def __init__(
+        self,
+        *,
+        raise_time: _timestamp_pb2.Timestamp | None = ...,
+        log_index: _builtins.int = ...,
+        message: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["raise_time", b"raise_time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["log_index", b"log_index", "message", b"message", "raise_time", b"raise_time"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___JobAlert: _TypeAlias = JobAlert  # noqa: Y015
 
 @_typing.final
 class After(_message.Message):
@@ -691,7 +743,9 @@ class ListJobsRequest(_message.Message):
     """1..1000; default 100."""
     page_token: _builtins.str
     filter: _builtins.str
-    """Terms joined by spaces, all of which must hold: `label.team=pay`, `queue=default`, `paused=true`."""
+    """Terms joined by spaces, all of which must hold: `label.team=pay`, `queue=default`, `paused=true`,
+    `alert=true`.
+    """
     stale_ok: _builtins.bool
     def __init__(
         self,

@@ -23,6 +23,7 @@ from tocsin_node.core.model import (
     RunState,
     Schedule,
     ScheduleKind,
+    Watch,
     idempotency_key,
 )
 from tocsin_node.core.state import State
@@ -107,12 +108,26 @@ def job(state: State, stored: Job) -> job_pb2.Job:
     put_time(proto.create_time, stored.create_time_ms)
     put_time(proto.update_time, stored.update_time_ms)
     put_time(proto.mark_time, stored.mark_time_ms)
+    if stored.watch is not None:
+        _watch(proto, stored, stored.watch)
     proto.finished = stored.finished
     proto.occurrence_run_count = stored.run_count
     proto.active_run_count = len(state.active.get(stored.name, ())) + len(
         state.pending.get(stored.name, ())
     )
     return proto
+
+
+def _watch(proto: job_pb2.Job, stored: Job, watch: Watch) -> None:
+    put_time(proto.last_success_time, watch.last_success_ms)
+    if watch.alert_time_ms is None:
+        return
+    put_time(proto.alert.raise_time, watch.alert_time_ms)
+    proto.alert.log_index = watch.alert_index
+    within_s = stored.spec.must_succeed_within_ms / SECOND_MS
+    proto.alert.message = f"no run has succeeded within {within_s:g} s"
+    if stored.paused:
+        proto.alert.message += "; the job is paused"
 
 
 def definition(name: str, spec: JobSpec) -> job_pb2.Job:
@@ -144,6 +159,7 @@ def definition(name: str, spec: JobSpec) -> job_pb2.Job:
     proto.misfire_grace.FromMilliseconds(spec.misfire_grace_ms)
     proto.misfire_grace.SetInParent()
     proto.jitter.FromMilliseconds(spec.jitter_ms)
+    proto.must_succeed_within.FromMilliseconds(spec.must_succeed_within_ms)
     return proto
 
 

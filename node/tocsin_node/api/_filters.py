@@ -49,7 +49,7 @@ def run_filter(text: str, faults: Faults) -> RunFilter:
 
 
 def job_filter(text: str, faults: Faults) -> JobFilter:
-    """Reads a filter of jobs: `label.team=pay`, `queue=default`, `paused=true`."""
+    """Reads a filter of jobs: `label.team=pay`, `queue=default`, `paused=true`, `alert=true`."""
     tests: list[JobTest] = []
     for key, value in _terms(text, faults):
         if key.startswith(LABEL) and key != LABEL:
@@ -58,8 +58,11 @@ def job_filter(text: str, faults: Faults) -> JobFilter:
             tests.append(_job_queue_is(value))
         elif key == "paused" and value in ("true", "false"):
             tests.append(_paused_is(value == "true"))
+        elif key == "alert" and value in ("true", "false"):
+            tests.append(_alert_is(value == "true"))
         else:
-            _unknown(f"{key}={value}", "label.{key}=..., queue=..., paused=true|false", faults)
+            allowed = "label.{key}=..., queue=..., paused=true|false, alert=true|false"
+            _unknown(f"{key}={value}", allowed, faults)
     return JobFilter(tuple(tests))
 
 
@@ -103,6 +106,10 @@ def _queue_is(queue: str) -> RunTest:
 
 def _job_queue_is(queue: str) -> JobTest:
     return lambda job: job.spec.queue == queue
+
+
+def _alert_is(raised: bool) -> JobTest:
+    return lambda job: (job.watch is not None and job.watch.alert_time_ms is not None) is raised
 
 
 def _label_is(key: str, value: str) -> JobTest:

@@ -234,6 +234,13 @@ class LeaseUsed(Command, frozen=True, tag=22):
     used_ms: int
 
 
+class RaiseAlert(Command, frozen=True, tag=23):
+    """Says of a job that it has not succeeded in time."""
+
+    name: str
+    uid: int
+
+
 class SaveCheckpoint(Command, frozen=True, tag=21):
     """Keeps what an attempt leaves for the next one, in case it does not come to its end."""
 
@@ -264,6 +271,7 @@ AnyCommand = (
     | DeleteGate
     | SaveCheckpoint
     | LeaseUsed
+    | RaiseAlert
 )
 
 _encoder = msgspec.msgpack.Encoder()

@@ -20,7 +20,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from tocsin_node.core import dependants, limits
+from tocsin_node.core import dependants, limits, watch
 from tocsin_node.core import fence as fences
 from tocsin_node.core import lease as leases
 from tocsin_node.core.command import (
@@ -41,6 +41,7 @@ from tocsin_node.core.command import (
     PauseGate,
     PauseJob,
     Plan,
+    RaiseAlert,
     Release,
     RequestKey,
     ResumeJob,
@@ -152,6 +153,7 @@ def _create_job(state: State, command: CreateJob) -> Result:
         next_time_ms=command.plan.next_time_ms,
         due_time_ms=command.plan.due_time_ms,
         version_mark_time_ms=command.plan.mark_time_ms,
+        watch=watch.begun(command.spec, now_ms=state.time_ms),
     )
     state.ledger[job.name] = Ledger(_first_decided_ms(command) - 1)
     state.put_job(job)
@@ -180,7 +182,8 @@ def _update_job(state: State, command: UpdateJob) -> Result:
     if (refused := dependants.refusal(state, job.name, command.spec, job.spec)) is not None:
         return refused
     job = _decide_all(state, job, command.decisions)
-    job = _begin_version(state, job, command.plan, spec=command.spec)
+    switch = watch.edited(job, command.spec, now_ms=state.time_ms)
+    job = _begin_version(state, job, command.plan, spec=command.spec, watch=switch)
     _remember(state, command.request, command.name)
     return Applied(job)
 
@@ -691,6 +694,7 @@ def _settle_run(state: State, run: Run) -> None:
     if not _ended(run):
         return
     dependants.start(state, run)
+    watch.set_back(state, run)
     _retain(state, run.job)
     _drop_if_gone(state, run.job)
 
@@ -905,4 +909,5 @@ _HANDLERS: dict[type[Command], Callable[[State, Any], Result]] = {
     DeleteGate: _delete_gate,
     SaveCheckpoint: _save_checkpoint,
     LeaseUsed: _lease_used,
+    RaiseAlert: watch.raise_alert,
 }

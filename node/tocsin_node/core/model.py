@@ -144,6 +144,16 @@ class JobSpec(Record, frozen=True):
     concurrency_key: str = ""  # shared by jobs of one namespace
     max_concurrent_per_key: int = 0
     after: tuple[After, ...] = ()  # each end of their runs makes a run of this job
+    must_succeed_within_ms: int = 0  # else an alert is raised; 0: it need not
+
+
+class Watch(Record, frozen=True):
+    """Where a job's dead-man's switch stands."""
+
+    from_ms: int  # when the definition began to ask for it
+    last_success_ms: int | None = None
+    alert_time_ms: int | None = None  # None: no alert
+    alert_index: int = 0  # log index of the alert
 
 
 class Job(Record, frozen=True):
@@ -162,6 +172,16 @@ class Job(Record, frozen=True):
     deleted: bool = False  # a tombstone: kept until its last lease ends
     version_mark_time_ms: int = 0  # the mark that the present version began with
     run_count: int = 0  # occurrences that got a run of their own or were covered
+    watch: Watch | None = None  # None: it need not succeed within any time
+
+    @property
+    def alert_due_ms(self) -> int | None:
+        """When it must have succeeded again, or an alert is raised; None: never, or it is."""
+        if self.watch is None or self.watch.alert_time_ms is not None or self.deleted:
+            return None
+        since_ms = self.watch.last_success_ms
+        since_ms = self.watch.from_ms if since_ms is None else since_ms
+        return since_ms + self.spec.must_succeed_within_ms
 
     @property
     def used_up(self) -> bool:

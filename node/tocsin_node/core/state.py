@@ -172,6 +172,8 @@ class State:
         self.finished_by_job: dict[str, OrderedSet] = {}
         self.version_uses: Counter[tuple[str, int]] = Counter()
         self.dependants: dict[str, OrderedSet] = {}  # jobs that run after one, by its name
+        self._watched: dict[str, int] = {}  # by job, its place in the heap of alerts
+        self._alerts: list[tuple[int, str]] = []  # heap; may hold places that jobs have left
         self._fence_ends: list[tuple[int, str]] = []  # heap; may hold ends that were put off
         self._due: dict[int, OrderedSet] = {}  # jobs by the second they are due in
         self._due_seconds: list[int] = []  # heap of the keys of _due, and of emptied ones
@@ -230,6 +232,30 @@ class State:
         fence = self.fences.get(resource)
         return None if fence is None or fence.end_time_ms <= self.time_ms else fence
 
+    def next_alert_ms(self) -> int | None:
+        """Before this instant no alert is due (UTC milliseconds); None: never."""
+        return self._alerts[0][0] if self._alerts else None
+
+    def late_jobs(self, now_ms: int, limit: int) -> list[Job]:
+        """At most `limit` jobs that have not succeeded in time, and of which no alert says so."""
+        found: list[Job] = []
+        while self._alerts and self._alerts[0][0] <= now_ms and len(found) < limit:
+            queued_ms, name = heapq.heappop(self._alerts)
+            if self._watched.get(name) != queued_ms:
+                continue
+            del self._watched[name]
+            job = self.jobs.get(name)
+            due_ms = None if job is None else job.alert_due_ms
+            if job is None or due_ms is None:
+                continue
+            if due_ms <= now_ms:
+                found.append(job)
+            else:
+                self._index_watch(job)
+        for job in found:  # until the alert is raised
+            self._index_watch(job)
+        return found
+
     # -- changes, for machine.py alone -------------------------------------------------------------
 
     def begin_term(self, term: Term) -> None:
@@ -253,6 +279,8 @@ class State:
         self.jobs[job.name] = job
         self._index_due(job)
         self._index_key(job)
+        if job.watch is not None:
+            self._index_watch(job)
         self.changed_jobs[job.name] = None
 
     def end_version(self, job: Job) -> None:
@@ -419,6 +447,13 @@ class State:
             del counts[limit]
         if not counts:
             del self.key_limits[scope]
+
+    def _index_watch(self, job: Job) -> None:
+        """A switch that is set back keeps its place, and moves when that comes up."""
+        due_ms = job.alert_due_ms
+        if due_ms is not None and due_ms < self._watched.get(job.name, due_ms + 1):
+            self._watched[job.name] = due_ms
+            heapq.heappush(self._alerts, (due_ms, job.name))
 
     def _index_after(self, before: Job | None, job: Job | None) -> None:
         if before is not None:
@@ -623,6 +658,7 @@ def _load_job(state: State, job: Job) -> None:
     state._index_due(job)
     state._index_key(job)
     state._index_after(None, job)
+    state._index_watch(job)
 
 
 def _load_version(state: State, row: tuple[str, int, JobSpec | None]) -> None:

@@ -1,0 +1,65 @@
+"""Raises the alerts of jobs that have not succeeded in time.
+
+Owns when to look. Refuses to judge: core/watch.py does, from the replicated state, so it makes no
+difference who leads, or whether a worker ever came. An alert that is raised twice is one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from tocsin_node.core.command import RaiseAlert
+from tocsin_node.core.result import Reason, Rejected
+from tocsin_node.leader.wake import SLEEP_MS_MAX, Wake, repeat
+from tocsin_node.replica import Changes, Replica
+
+BATCH_MAX = 1_000
+NOT_DUE_MS = 50  # the entry was stamped before the look: hardly ever, and soon over
+
+log = logging.getLogger(__name__)
+
+
+class Watchdog:
+    """The dead-man's switches of one replica while its node leads."""
+
+    def __init__(self, replica: Replica) -> None:
+        self._replica = replica
+        self._wake = Wake()
+        self._loop: asyncio.Task[None] | None = None
+        replica.subscribe(self._on_changes)
+
+    def start(self, term: int) -> None:
+        assert self._loop is None, f"term {term} began before the last one was over"
+        self._loop = asyncio.ensure_future(repeat(self._pass, "watchdog"))
+
+    async def stop(self) -> None:
+        """Ends at once; an alert that is on its way may still be raised."""
+        if self._loop is None:
+            return
+        loop, self._loop = self._loop, None
+        loop.cancel()
+        await asyncio.gather(loop, return_exceptions=True)
+
+    def _on_changes(self, changes: Changes) -> None:
+        if self._loop is not None and changes.jobs:
+            self._wake.set()
+
+    async def _pass(self) -> None:
+        """Raises what is due now, or sleeps until something may be."""
+        state, now_ms = self._replica.state, self._replica.clock.now_ms()
+        late = state.late_jobs(now_ms, BATCH_MAX)
+        if not late:
+            next_ms = state.next_alert_ms()
+            # Cluster time follows a wall clock that may be set, and no timer tells.
+            await self._wake.wait(None if next_ms is None else min(next_ms - now_ms, SLEEP_MS_MAX))
+            return
+        results = await self._replica.execute_many(
+            [RaiseAlert(job.name, job.uid) for job in late], reserved=True
+        )
+        for job, result in zip(late, results, strict=True):
+            if not isinstance(result, Rejected):
+                within_s = job.spec.must_succeed_within_ms / 1_000
+                log.warning("alert: job %s has not succeeded within %g s", job.name, within_s)
+            elif result.reason is Reason.NOT_DUE:
+                await asyncio.sleep(NOT_DUE_MS / 1_000)

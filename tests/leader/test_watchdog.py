@@ -1,0 +1,79 @@
+"""Alerts: whoever leads raises them, in time driven by hand."""
+
+from __future__ import annotations
+
+import asyncio
+
+from tests.leader.world import JOB, T0_MS, Node, until, virtual
+from tocsin_node.core import command as c
+
+
+def alert_ms(node: Node) -> int | None:
+    """When the job's alert was raised, since the beginning."""
+    switch = node.state.jobs[JOB].watch
+    assert switch is not None
+    return None if switch.alert_time_ms is None else switch.alert_time_ms - T0_MS
+
+
+@virtual
+async def test_an_alert_is_raised_when_it_is_due_though_no_worker_ever_came() -> None:
+    async with Node() as node:
+        await node.create(must_succeed_within_ms=60_000)
+        await until(lambda: alert_ms(node) is not None, within_s=100)
+        raised_ms = alert_ms(node)
+        assert raised_ms is not None
+        assert 60_000 <= raised_ms <= 60_100
+        await asyncio.sleep(300)
+        assert len(node.engine.applied(c.RaiseAlert)) == 1
+
+
+@virtual
+async def test_the_next_leader_raises_what_the_last_one_did_not() -> None:
+    node = Node()
+    node.start()
+    await node.create(must_succeed_within_ms=60_000)
+    await asyncio.sleep(59)
+    await node.depose()
+    await asyncio.sleep(30)
+    assert alert_ms(node) is None
+    node.elect()
+    await until(lambda: alert_ms(node) is not None)
+    raised_ms = alert_ms(node)
+    assert raised_ms is not None
+    assert 89_000 <= raised_ms <= 89_100, "from the state, not from its own now"
+    await node.stop()
+
+
+@virtual
+async def test_an_alert_goes_with_the_next_success_and_comes_again() -> None:
+    async with Node() as node:
+        await node.create(must_succeed_within_ms=60_000)
+        await until(lambda: alert_ms(node) is not None, within_s=100)
+        await node.trigger()
+        worker = node.worker()
+        await worker.greet()
+        (item,) = await worker.take()
+        await worker.heartbeat(item.lease)
+        await worker.succeed(item.lease)
+        assert alert_ms(node) is None
+        await until(lambda: alert_ms(node) is not None, within_s=100)
+
+
+@virtual
+async def test_an_alert_whose_proposal_is_lost_is_raised_again() -> None:
+    async with Node() as node:
+        await node.create(must_succeed_within_ms=60_000)
+        await asyncio.sleep(59.9)
+        node.engine.faults.extend(["lost", "refused", "applied"])
+        await until(lambda: alert_ms(node) is not None)
+        await asyncio.sleep(10)
+        assert sum(not result.repeated for _, _, result in node.engine.applied(c.RaiseAlert)) == 1
+
+
+@virtual
+async def test_a_clock_that_is_set_forward_is_noticed() -> None:
+    async with Node() as node:
+        await node.create(must_succeed_within_ms=3_600_000)
+        await asyncio.sleep(1)
+        node.clock.set_by_ms = 3_600_000
+        await until(lambda: alert_ms(node) is not None, within_s=3)
