@@ -16,7 +16,7 @@ from tocsin_node.config import Config
 from tocsin_node.core import command as commands
 from tocsin_node.core import machine
 from tocsin_node.core.command import Command
-from tocsin_node.core.result import Applied, Rejected, Result
+from tocsin_node.core.result import Applied, Reason, Rejected, Result
 from tocsin_node.core.state import Captured, State, capture, restore_chunks
 from tocsin_node.raft.engine import Engine
 
@@ -132,7 +132,19 @@ class Replica:
         timeout: float = PROPOSE_TIMEOUT_S,
         reserved: bool = False,
     ) -> list[Result]:
-        """Proposes commands together, in order; one result for each. Raises as `execute`."""
+        """Proposes commands together, in order; one result for each. Raises as `execute`.
+
+        Also Refused, and nothing is proposed, if not every member is known to understand them.
+        """
+        newest = max((command.schema for command in batch), default=0)
+        if newest > self.state.schema:
+            raise Refused(
+                Rejected(
+                    Reason.SCHEMA_TOO_OLD,
+                    f"this needs every member to understand schema {newest}, and the cluster uses "
+                    f"{self.state.schema}: upgrade all nodes",
+                )
+            )
         encoded = [commands.encode(command) for command in batch]
         results = await self.engine.propose_many(encoded, timeout=timeout, reserved=reserved)
         checked: list[Result] = []

@@ -38,11 +38,12 @@ from tocsin_node.api.worker import WorkerService
 from tocsin_node.certs import CertificateError, TlsFiles, ensure, node_files
 from tocsin_node.clock import Clock, ClusterClock, HostClock
 from tocsin_node.config import Config
-from tocsin_node.core.command import BeginTerm
+from tocsin_node.core.command import SCHEMA, BeginTerm
 from tocsin_node.core.model import Limits
 from tocsin_node.leader.dispatcher import Dispatcher
 from tocsin_node.leader.leases import Leases
 from tocsin_node.leader.ticker import Ticker
+from tocsin_node.leader.upgrade import Upgrade
 from tocsin_node.leader.watchdog import Watchdog
 from tocsin_node.raft.engine import (
     AddressInUse,
@@ -115,6 +116,7 @@ class Server:
             on_fatal=on_fatal,
             tls=_tls_files(config, node_id),
             snapshot=self.replica,
+            schema=SCHEMA,
         )
         self.replica.attach(self.engine)
         self.leases = Leases(self.replica)
@@ -122,7 +124,13 @@ class Server:
         self.health = Health()
         self.leadership = Leadership(
             self.replica,
-            loops=(self.leases, self.dispatcher, Ticker(self.replica), Watchdog(self.replica)),
+            loops=(
+                self.leases,
+                self.dispatcher,
+                Ticker(self.replica),
+                Watchdog(self.replica),
+                Upgrade(self.replica),
+            ),
             health=self.health,
             on_fatal=on_fatal,
         )

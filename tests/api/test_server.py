@@ -27,6 +27,7 @@ from tests.api.conftest import (
 )
 from tocsin.v1 import cluster_pb2, cluster_pb2_grpc
 from tocsin_node.__main__ import main
+from tocsin_node.core.command import SCHEMA
 from tocsin_node.raft.engine import AddressInUse, DataDirInUse, RaftError
 from tocsin_node.server import Server
 
@@ -254,3 +255,9 @@ async def test_a_fatal_error_ends_the_process_with_its_own_code(file: Path) -> N
     code, said = await finished(process)
     assert code == 70
     assert "error: node stopped: disk" in said
+
+
+async def test_every_member_says_how_much_of_the_log_it_understands(three: Cluster) -> None:
+    for server in three.servers.values():
+        heard = server.engine.peer_status
+        await until(lambda heard=heard: [peer.schema for peer in heard()] == [SCHEMA, SCHEMA])

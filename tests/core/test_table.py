@@ -93,6 +93,7 @@ LeaseUsed                          | `RUN_NOT_FOUND` | `FENCED`              | =
 LeaseUsed, stale token             | `RUN_NOT_FOUND` | `FENCED`              | `FENCED`              | `FENCED`              | `FENCED`              | `FENCED`      | `FENCED`      | `FENCED`
 RaiseAlert                         | `NOT_READY`     | `NOT_READY`           | `NOT_READY`           | `NOT_READY`           | `NOT_READY`           | `NOT_READY`   | `NOT_READY`   | `NOT_READY`
 RaiseAlert, of a late job          | =               | =                     | =                     | =                     | =                     | =             | =             | =
+UseSchema                          | =               | =                     | =                     | =                     | =                     | =             | =             | =
 """
 
 NO_RUN, CANCELLING = "no run", "cancelling"
@@ -345,6 +346,7 @@ MAKE: dict[str, Callable[[Machine], c.Command]] = {
     "LeaseUsed, stale token": lambda m: c.LeaseUsed(FIRST, token(m) - 1, 5_000),
     "RaiseAlert": lambda m: c.RaiseAlert(NAME, m.state.jobs[NAME].uid),
     "RaiseAlert, of a late job": late_job,
+    "UseSchema": lambda m: c.UseSchema(1),
 }
 
 

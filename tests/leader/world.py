@@ -30,7 +30,7 @@ from tocsin_node.leader.dispatcher import Dispatcher
 from tocsin_node.leader.leases import Leases
 from tocsin_node.leader.ticker import Ticker
 from tocsin_node.leader.watchdog import Watchdog
-from tocsin_node.raft.engine import Engine, NotLeader, OutcomeUnknown
+from tocsin_node.raft.engine import Engine, NotLeader, OutcomeUnknown, PeerStatus
 from tocsin_node.replica import Replica
 
 T0_MS = 1_800_000_000_000  # a whole second
@@ -134,6 +134,7 @@ class InstantEngine:
             tuple[int, list[c.AnyCommand], list[Result]]
         ] = []  # stamp, commands, results
         self.rounds = 0
+        self.peers: list[PeerStatus] = []
         self.open = asyncio.Event()
         self.open.set()
         self.arrived: list[list[c.AnyCommand]] = []  # also what is held
@@ -164,6 +165,9 @@ class InstantEngine:
         await asyncio.sleep(ROUND_S)
         if not self.is_serving:
             raise NotLeader(self.leader_id, self.term)
+
+    def peer_status(self) -> list[PeerStatus]:
+        return self.peers
 
     def applied(self, kind: type[c.Command]) -> list[tuple[int, Any, Result]]:
         """Stamp, command and result of each applied command of a kind, in the order of the log."""

@@ -117,6 +117,7 @@ ANSWERS: Mapping[str, Answer] = {
     "STALE_PLAN": Answer(_Code.ABORTED, _retry_after(ELECTION_RETRY_MS)),
     "DEPENDENCY_CYCLE": Answer(_Code.FAILED_PRECONDITION, _nothing),
     "REQUEST_EXPIRED": Answer(_Code.FAILED_PRECONDITION, _nothing),
+    "SCHEMA_TOO_OLD": Answer(_Code.FAILED_PRECONDITION, _nothing),
     "RUN_FINISHED": Answer(_Code.FAILED_PRECONDITION, _nothing),
     "JOB_HAS_ACTIVE_RUNS": Answer(_Code.FAILED_PRECONDITION, _nothing),
     "QUOTA_EXCEEDED": Answer(_Code.RESOURCE_EXHAUSTED, _quota),

@@ -9,10 +9,17 @@ never reuse a tag. A replica that meets a tag it does not know must stop, not gu
 from __future__ import annotations
 
 import hashlib
+from typing import ClassVar
 
 import msgspec
 
 from tocsin_node.core.model import AttemptOutcome, JobSpec, Limits, Outcome, Record, ScopeKind
+
+SCHEMA = 1  # of the commands and records that this release understands; see Command
+
+
+class UnknownCommand(msgspec.ValidationError):
+    """The log is written in the language of a newer release; a replica must not guess."""
 
 
 class Decision(Record, frozen=True):
@@ -49,7 +56,13 @@ class RequestKey(Record, frozen=True):
 
 
 class Command(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Base of all commands."""
+    """Base of all commands.
+
+    A command that a later release adds, or whose records it gives a new meaning, says since which
+    schema: it is proposed only when every member has been heard to understand that.
+    """
+
+    schema: ClassVar[int] = 1
 
 
 class BeginTerm(Command, frozen=True, tag=1):
@@ -234,6 +247,12 @@ class LeaseUsed(Command, frozen=True, tag=22):
     used_ms: int
 
 
+class UseSchema(Command, frozen=True, tag=24):
+    """Every member understands commands up to this schema, so they may be proposed from now on."""
+
+    level: int
+
+
 class RaiseAlert(Command, frozen=True, tag=23):
     """Says of a job that it has not succeeded in time."""
 
@@ -272,6 +291,7 @@ AnyCommand = (
     | SaveCheckpoint
     | LeaseUsed
     | RaiseAlert
+    | UseSchema
 )
 
 _encoder = msgspec.msgpack.Encoder()
@@ -286,9 +306,22 @@ def decode(data: bytes) -> AnyCommand:
     """Reads a command.
 
     Raises:
-        msgspec.DecodeError: the bytes are damaged, or a newer release wrote them; stop the node.
+        UnknownCommand: a newer release wrote it; stop the node.
+        msgspec.DecodeError: the bytes are damaged; stop the node.
     """
-    return _decoder.decode(data)
+    try:
+        command = _decoder.decode(data)
+    except msgspec.ValidationError as error:
+        raise UnknownCommand(
+            f"the log holds a command that this release does not know ({error}): a newer release "
+            "wrote it, run that one on this node"
+        ) from error
+    if isinstance(command, UseSchema) and command.level > SCHEMA:
+        raise UnknownCommand(
+            f"the cluster uses commands of schema {command.level}, and this release knows up to "
+            f"{SCHEMA}: run a newer one on this node"
+        )
+    return command
 
 
 def digest(*parts: object) -> bytes:

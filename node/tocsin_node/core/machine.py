@@ -50,6 +50,7 @@ from tocsin_node.core.command import (
     SetGate,
     TriggerJob,
     UpdateJob,
+    UseSchema,
 )
 from tocsin_node.core.model import (
     FINAL_STATES,
@@ -106,6 +107,11 @@ def _apply(state: State, command: Command, granted: set[Scope]) -> Result:
     if isinstance(command, Grant):
         return _grant(state, command, granted)
     return _HANDLERS[type(command)](state, command)
+
+
+def _use_schema(state: State, command: UseSchema) -> Result:
+    state.schema = max(state.schema, command.level)
+    return Applied()
 
 
 # -- jobs ------------------------------------------------------------------------------------------
@@ -910,4 +916,5 @@ _HANDLERS: dict[type[Command], Callable[[State, Any], Result]] = {
     SaveCheckpoint: _save_checkpoint,
     LeaseUsed: _lease_used,
     RaiseAlert: watch.raise_alert,
+    UseSchema: _use_schema,
 }

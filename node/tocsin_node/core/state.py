@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from tocsin_node.core.command import SCHEMA
 from tocsin_node.core.model import (
     ACTIVE_STATES,
     FINAL_STATES,
@@ -139,6 +140,7 @@ class State:
     def __init__(self) -> None:
         self.index = 0
         self.term = 0
+        self.schema = 1  # of the newest commands that every member understands
         self.terms: deque[Term] = deque(maxlen=TERMS_MAX)  # oldest first
         self.time_ms = 0  # cluster time: the newest stamp
         self.limits = Limits()
@@ -520,6 +522,7 @@ class Captured:
             state.time_ms,
             state.limits,
             state.request_floor_ms,
+            state.schema,
         )
         self._jobs = state.jobs.copy()
         self._versions = state.versions.copy()
@@ -578,6 +581,7 @@ class _Head(Record, frozen=True):
     time_ms: int
     limits: Limits
     request_floor_ms: int = 0
+    schema: int = 1
 
 
 class _Section(Record, frozen=True):
@@ -612,10 +616,15 @@ def restore_chunks(chunks: Iterable[bytes]) -> State:
     head = msgspec.msgpack.decode(next(remaining, b""), type=_Head)
     if head.snapshot_version != SNAPSHOT_VERSION:
         raise msgspec.DecodeError(f"snapshot version {head.snapshot_version} is not known here")
+    if head.schema > SCHEMA:
+        raise msgspec.DecodeError(
+            f"the snapshot is of a cluster that uses schema {head.schema}, and this release knows "
+            f"up to {SCHEMA}: run a newer one on this node"
+        )
     state = State()
     state.index, state.term, state.time_ms = head.index, head.term, head.time_ms
     state.limits = head.limits
-    state.request_floor_ms = head.request_floor_ms
+    state.request_floor_ms, state.schema = head.request_floor_ms, head.schema
     decode_section = msgspec.msgpack.Decoder(_Section).decode
     for chunk in remaining:
         section = decode_section(chunk)

@@ -11,7 +11,7 @@ To add a message type: a TypedDict with its fields, and a line in `_TYPES` with 
 from __future__ import annotations
 
 import struct
-from typing import Annotated, Any, Final, TypedDict
+from typing import Annotated, Any, Final, NotRequired, TypedDict
 
 import msgspec
 
@@ -41,8 +41,8 @@ class FrameTooLarge(BadFrame):
 class Hello(TypedDict):
     """The first frame in either direction: who is speaking.
 
-    The last three are its Incarnation (datadir.py): they tell a node from another that claims its
-    id.
+    `folder`, `starts` and `start` are its Incarnation (datadir.py): they tell a node from another
+    that claims its id. `schema` is how much of the language of commands it understands.
     """
 
     protocol: Count
@@ -51,6 +51,7 @@ class Hello(TypedDict):
     folder: ShortText
     starts: Count
     start: ShortText
+    schema: NotRequired[Count]
 
 
 class Refused(TypedDict):

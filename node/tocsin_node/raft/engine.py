@@ -202,11 +202,14 @@ class PeerStatus:
     """Another member.
 
     `match_index` is the log index known to be durable there; None on a node that does not lead.
+    `schema` is how much of the language of commands it said it understands; None: it was not linked
+    since this node started.
     """
 
     id: str
     reachable: bool
     match_index: int | None
+    schema: int | None = None
 
 
 class _Proposal:
@@ -270,6 +273,7 @@ class Engine:
         snapshot: how to take the state, and how to replace it; without it the log grows for ever.
         first_index: where the log of a new cluster starts, equal on all nodes: log indexes are
             fencing tokens, and must go on rising when a new cluster meets old targets.
+        schema: how much of the language of commands this node understands; its peers are told.
         disk, new_syncer: how files are written, and who waits for the disk; for tests.
     """
 
@@ -288,6 +292,7 @@ class Engine:
         fit: Callable[[], bool] = lambda: True,
         snapshot: SnapshotHooks | None = None,
         first_index: int = FIRST_INDEX,
+        schema: int = 1,
         disk: Disk = DISK,
         new_syncer: Callable[[], Syncer] = ProcessSyncer,
     ) -> None:
@@ -306,6 +311,7 @@ class Engine:
         self._fit = fit
         self._hooks = snapshot
         self._first_index = first_index
+        self._schema = schema
         self._disk = disk
         self._new_syncer = new_syncer
 
@@ -391,6 +397,7 @@ class Engine:
             self._poller = LoopPoller(self._loop, self._fail)
             self._transport = Transport(
                 identity=Identity(self._name(), self._folder.incarnation),
+                schema=self._schema,
                 self_node=self_node,
                 peers=self._others,
                 memory=self._folder,
@@ -602,6 +609,7 @@ class Engine:
                 id=node.id,
                 reachable=core is not None and core.is_connected(node),
                 match_index=None if core is None else core.match_index(node),
+                schema=None if self._transport is None else self._transport.schemas.get(node.id),
             )
             for node in self._others
         ]

@@ -136,9 +136,11 @@ class Transport(_transport.Transport):  # type: ignore[misc]
         outgoing: asked before each message is sent; False keeps it back.
         on_link: called when a peer has been welcomed.
         refusals: how often which fault was met.
+        schemas: what each peer that was linked since the start said it understands, by node id.
 
     Args:
         tls: contexts for the listening and the calling side; None for plaintext.
+        schema: how much of the language of commands this node understands; peers are told.
     """
 
     def __init__(
@@ -152,10 +154,13 @@ class Transport(_transport.Transport):  # type: ignore[misc]
         on_fatal: Callable[[Exception], None],
         options: TransportOptions,
         tls: tuple[ssl.SSLContext, ssl.SSLContext] | None = None,
+        schema: int = 1,
     ) -> None:
         super().__init__(None, self_node, [])
         self._loop = asyncio.get_running_loop()
         self._identity = identity
+        self._schema = schema
+        self.schemas: dict[str, int] = {}
         self._self_node = self_node
         self._peers = {str(peer.id): peer for peer in peers}
         self._memory = memory
@@ -303,6 +308,7 @@ class Transport(_transport.Transport):  # type: ignore[misc]
         if old is not None:
             old.close()
         link.open(peer, incarnation)
+        self.schemas[peer.id] = hello.get("schema", 1)
         self._links[peer.id] = link
         logger.info("%s: linked to node %s", self._self_node.id, peer.id)
         self.on_link(peer, incarnation)
@@ -327,6 +333,7 @@ class Transport(_transport.Transport):  # type: ignore[misc]
             "folder": own.folder,
             "starts": own.starts,
             "start": own.start,
+            "schema": self._schema,
         }
 
     def _fault_of(self, link: _Link, hello: Message) -> tuple[Refusal, str] | None:
