@@ -11,6 +11,7 @@ from tests.core.conftest import NAME, T0, Machine
 from tocsin_node import planner
 from tocsin_node.core import command as c
 from tocsin_node.core import limits, machine
+from tocsin_node.core.lease import RETRY_AFTER_MS_MAX
 from tocsin_node.core.model import (
     AttemptOutcome,
     Cause,
@@ -814,3 +815,28 @@ def test_requests_that_are_a_day_old_raise_the_floor(m: Machine) -> None:
     m.now_ms += 24 * 3_600_000 + 1
     m.trigger()
     assert m.state.request_floor_ms == T0
+
+
+def test_a_wait_that_a_handler_asks_for_ends(m: Machine) -> None:
+    m.create()
+    m.due()
+    token = m.grant(FIRST)
+    m.done(c.Complete(FIRST, token, AttemptOutcome.FAILED, retry_after_ms=2**62))
+    assert m.state.runs[FIRST].ready_time_ms == m.now_ms + RETRY_AFTER_MS_MAX
+
+
+def test_a_run_of_an_older_definition_covers_nothing_of_the_present_one(m: Machine) -> None:
+    job = m.create(handler="typo")
+    m.due()
+    spec = msgspec.structs.replace(job.spec, handler="right")
+    job = m.state.jobs[NAME]
+    decisions, _ = planner.settle(job, m.now_ms)
+    plan = planner.plan_after(NAME, spec, anchor_time_ms=job.anchor_time_ms, mark_time_ms=m.now_ms)
+    seen = (job.uid, job.version, job.mark_time_ms)
+    m.done(c.UpdateJob(m.request(), NAME, *seen, spec, decisions, plan))
+    m.due()
+    m.due()
+    assert [run.name for run in m.runs()] == [FIRST, SECOND]
+    assert m.state.spec_of(m.state.runs[SECOND]).handler == "right"
+    assert m.state.runs[SECOND].covers_count == 2
+    assert m.state.runs[FIRST].covers_count == 1

@@ -329,9 +329,9 @@ MUTATIONS = (
         "a lapsed run stays RUN in the ledger", machine._lapse, "outcome=Outcome.SKIPPED, ", ""
     ),
     Mutation(
-        "an occurrence is covered under another deadline",
+        "an occurrence is covered by a run of another definition",
         machine._may_cover,
-        "state.spec_of(run).start_deadline_ms == job.spec.start_deadline_ms",
+        "_executed_alike(state.spec_of(run), job.spec)",
         "True",
     ),
     # -- jobs, requests, retention

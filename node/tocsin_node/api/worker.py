@@ -25,6 +25,7 @@ from tocsin.v1 import worker_pb2, worker_pb2_grpc
 from tocsin_node.admission import Faults, Refusal, refuse_field
 from tocsin_node.api import _convert
 from tocsin_node.core.command import Complete, Release, SaveCheckpoint
+from tocsin_node.core.lease import RETRY_AFTER_MS_MAX
 from tocsin_node.core.machine import CHECKPOINT_BYTES_MAX
 from tocsin_node.core.model import AttemptOutcome, JobSpec, Run, idempotency_key
 from tocsin_node.core.result import Reason, Rejected, Result
@@ -481,14 +482,20 @@ class _Stream:
         commands = [_command_of(item, result_bytes_max=limit_bytes) for item in items]
         releases = [command for command in commands if isinstance(command, Release)]
         leases.seal(releases)
-        while True:
-            try:
-                return await replica.execute_many(commands, reserved=True)
-            except OperationTooLarge as error:
-                raise Refusal("PAYLOAD_TOO_LARGE", str(error)) from error
-            except RaftError as error:
-                log.info("reports of %s are open: %s", self._name(), error)
-                await asyncio.sleep(RETRY_S)
+        try:
+            while True:
+                try:
+                    return await replica.execute_many(commands, reserved=True)
+                except OperationTooLarge as error:
+                    raise Refusal("PAYLOAD_TOO_LARGE", str(error)) from error
+                except RaftError as error:
+                    log.info("reports of %s are open: %s", self._name(), error)
+                    await asyncio.sleep(RETRY_S)
+        except BaseException:
+            # A sealed lease is renewed by nobody, so its end must not go with the session.
+            if releases and self._service.dispatcher.started:
+                leases.end_soon(releases)
+            raise
 
     def _report_ack(
         self, item: worker_pb2.Completions.Item, result: Result
@@ -631,13 +638,18 @@ def _command_of(item: worker_pb2.Completions.Item, *, result_bytes_max: int) -> 
             error_kind=item.error.kind[:ERROR_KIND_LENGTH_MAX],
             error_message=_head_and_tail(item.error.message),
             retryable=item.retryable,
-            retry_after_ms=max(0, item.retry_after.ToMilliseconds()),
+            retry_after_ms=_retry_after_ms(item.retry_after.seconds, item.retry_after.nanos),
         )
     if kind == "cancelled":
         return Complete(run, token, AttemptOutcome.CANCELLED)
     if kind == "released":
         return Release(run, token, "its worker gave it back unstarted")
     raise refuse_field("completions.items.outcome", None, "result, error, cancelled or released")
+
+
+def _retry_after_ms(seconds: int, nanos: int) -> int:
+    """A wait as milliseconds; one that no duration can be is cut to the longest that counts."""
+    return max(0, min(seconds * 1_000 + nanos // 1_000_000, RETRY_AFTER_MS_MAX))
 
 
 def _head_and_tail(message: str) -> str:

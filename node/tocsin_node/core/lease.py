@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from tocsin_node.core import limits
 from tocsin_node.core.model import (
+    DAY_MS,
     FINAL_STATES,
     Attempt,
     AttemptOutcome,
@@ -24,6 +25,7 @@ from tocsin_node.core.retry import backoff_ms
 from tocsin_node.core.state import State
 
 RELEASES_MAX = 3  # further assignments given back unstarted use an attempt each
+RETRY_AFTER_MS_MAX = 31 * DAY_MS  # the longest wait that a handler can ask for
 ATTEMPTS_KEPT = 20  # finished attempts in a run's record
 REFUSED_KEPT = 5  # refused reports in a run's record
 
@@ -149,7 +151,8 @@ def after_failure(
     if run.attempt_count >= policy.max_attempts:
         why = f"{cause}: {run.attempt_count} of {policy.max_attempts} attempts used"
         return finish(run, RunState.FAILED, now_ms=state.time_ms, index=index, reason=why)
-    wait_ms = max(backoff_ms(policy, attempt=run.attempt_count, run=run.name), retry_after_ms)
+    asked_ms = min(retry_after_ms, RETRY_AFTER_MS_MAX)
+    wait_ms = max(backoff_ms(policy, attempt=run.attempt_count, run=run.name), asked_ms)
     return replace(
         run, state=RunState.RETRY_WAIT, ready_time_ms=state.time_ms + wait_ms, reason=cause
     )

@@ -58,6 +58,7 @@ from tocsin_node.core.model import (
     Cause,
     Gate,
     Job,
+    JobSpec,
     Lease,
     Outcome,
     Overlap,
@@ -379,10 +380,10 @@ def _overlap(state: State, job: Job) -> str | None:
         Name of the run that covers it; "" when it gets a run of its own; None when it is skipped.
     """
     policy = job.spec.overlap
-    active = state.active.get(job.name, {})
-    pending = [state.runs[name] for name in state.pending.get(job.name, ())]
     if policy is Overlap.ALLOW:
         return ""
+    active = state.active.get(job.name, {})
+    pending = [state.runs[name] for name in state.pending.get(job.name, ())]
     if policy is Overlap.SKIP:
         return None if active or pending else ""
     if policy is Overlap.QUEUE_ALL and len(pending) < QUEUE_ALL_MAX:
@@ -399,13 +400,27 @@ def _overlap(state: State, job: Job) -> str | None:
 def _may_cover(state: State, job: Job, run: Run) -> bool:
     """Whether a waiting run may stand for a further occurrence of its job.
 
-    Never one that was triggered, or that may have begun. And not one with another start deadline:
-    the occurrence would be lost by a deadline that its own definition does not have.
+    Never one that was triggered, or that may have begun. And not one that an older definition made
+    to be executed otherwise: what the present one asks for would be done as the old one says.
     """
     return (
         run.nominal_time_ms is not None
         and not run.last_token
-        and state.spec_of(run).start_deadline_ms == job.spec.start_deadline_ms
+        and _executed_alike(state.spec_of(run), job.spec)
+    )
+
+
+def _executed_alike(made: JobSpec, present: JobSpec) -> bool:
+    """Whether two definitions differ at most in when the job fires, not in what a run then does."""
+    return made is present or present == replace(
+        made,
+        schedules=present.schedules,
+        overlap=present.overlap,
+        misfire=present.misfire,
+        misfire_grace_ms=present.misfire_grace_ms,
+        catchup_limit=present.catchup_limit,
+        jitter_ms=present.jitter_ms,
+        max_runs=present.max_runs,
     )
 
 
