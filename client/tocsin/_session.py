@@ -32,6 +32,7 @@ FIRST_FRAME_WITHIN = 3.0  # seconds from dialling to Welcome or Redirect
 SILENCE_MAX = 3.0  # seconds without a frame, after which another node is dialled
 HEARTBEAT_EVERY = 0.8  # seconds at the latest; each side sends something at least every second
 COALESCE = 0.02  # seconds between two credit frames, or two heartbeats for new assignments
+STALL = 1.0  # seconds in which nothing here ran: what is read after it may be old
 TICK = 0.25  # seconds; the longest that a deadline is noticed late on another clock
 ABORT_WITHIN = 8.0  # seconds that a second request to stop waits for handlers and acknowledgements
 REPORT_BYTES_MAX = 1024 * 1024  # of one Completions frame, far below the message limit
@@ -120,6 +121,10 @@ class Session:
         self._abort_time: float | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._wake = asyncio.Event()
+        self._awake = clock()  # when something here last ran
+        self._fresh_from: int | None = (
+            None  # after a stall: the first heartbeat that tells what counts
+        )
         self._begin_stream()
 
     # From any thread
@@ -344,6 +349,8 @@ class Session:
         for lease in hello.held:
             if _key(lease) not in kept:
                 self._lose(_key(lease))
+        self._fresh_from = None  # what is held was sorted just now
+        self._start_waiting()
         log.debug("session with %s, term %d", welcome.node_id, welcome.term)
 
     # Reading
@@ -353,6 +360,7 @@ class Session:
             frame = await stream.read()
             if frame is None:
                 return stream.failure("UNAVAILABLE", "the node ended the session")
+            self._notice_stall()
             self._frame_time = self._clock()
             if frame.HasField("redirect"):
                 return self._redirected(stream, frame)
@@ -406,6 +414,9 @@ class Session:
         self.table.acknowledged(ack.seq)
         for lease in ack.lost:
             self._lose(_key(lease))
+        if self._fresh_from is not None and ack.seq >= self._fresh_from:
+            self._fresh_from = None
+            self._start_waiting()
         for cancel in ack.cancels:
             self._take_cancel(cancel)
 
@@ -576,7 +587,22 @@ class Session:
 
     # Attempts
 
+    def _notice_stall(self) -> None:
+        """After a stall nothing is started before the leader has said which leases still count.
+
+        An assignment may have lain in a buffer since long before it was read; its age cannot be
+        told here, and somebody else may have the run by now.
+        """
+        now = self._clock()
+        if now - self._awake > STALL:
+            self._fresh_from = self._heartbeat_seq + 1
+            self._heartbeat_sent = float("-inf")
+            self._wake_up()
+        self._awake = now
+
     def _start_waiting(self) -> None:
+        if self._fresh_from is not None:
+            return
         while self._waiting and len(self._running) < self._identity.slots:
             item, lease = self._waiting.popleft()
             if lease.key not in self.table:
@@ -634,6 +660,7 @@ class Session:
     async def _watch_deadlines(self) -> None:
         """Stops attempts in time, connected or not."""
         while True:
+            self._notice_stall()
             self._stop_overdue()
             next_stop = self.table.next_stop()
             left = TICK if next_stop is None else next_stop - self._clock()

@@ -259,6 +259,28 @@ async def test_a_worker_that_has_fallen_quiet_is_given_nothing_until_it_is_heard
 
 
 @virtual
+async def test_a_lease_given_back_as_its_worker_dies_does_not_stay_for_ever() -> None:
+    async with Node() as node:
+        await node.create()
+        run = await node.trigger()
+        worker = node.worker(slots=1)
+        await worker.greet()
+        (item,) = await worker.take()
+        await worker.heartbeat(item.lease)
+        node.engine.open.clear()  # the log is held up while the report waits in its queue
+        given_back = worker_pb2.Completions.Item(lease=item.lease, released=True)
+        worker.send(completions=worker_pb2.Completions(seq=9, items=[given_back]))
+        await asyncio.sleep(0.05)
+        await worker.close()
+        node.engine.open.set()
+        other = node.worker(worker_id="w2")
+        await other.greet()
+        (again,) = await other.take()
+        assert again.lease.run == run
+        assert again.lease.fencing_token > item.lease.fencing_token
+
+
+@virtual
 async def test_a_frozen_leader_does_not_take_its_workers_for_silent() -> None:
     async with Node() as node:
         worker, lease = await assigned(node)
