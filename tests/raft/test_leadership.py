@@ -343,7 +343,7 @@ async def test_a_node_far_behind_catches_up_within_the_window(new_cluster):
     late = (await cluster.followers())[0].engine.node_id
     await cluster.stop(late)
     value = b"x" * 200_000
-    for number in range(60):
+    for number in range(40):
         await leader.engine.propose(b"k%d=" % number + value)
     widest = 0
     transport = leader.transport
@@ -358,7 +358,7 @@ async def test_a_node_far_behind_catches_up_within_the_window(new_cluster):
 
     transport.send = watch
     await cluster.start(late)
-    await cluster.until(lambda: len(cluster.members[late].values) == 60)
+    await cluster.until(lambda: len(cluster.members[late].values) == 40)
     assert widest <= transport_module.SEND_WINDOW_BYTES + 2 * _core.SEND_BYTES_PER_PASS
     assert (await cluster.leader()) is leader
 
