@@ -169,6 +169,17 @@ class Snapshots:
 
         self._run(remove).add_done_callback(partial(self._guard, _result))
 
+    async def backup(self, path: Path) -> Snapshot:
+        """Writes the state as it is now to a file outside; checkpoints go on meanwhile."""
+        index = self._core.applied_index()
+        term = self._journal.term_at(index)
+        if term is None:
+            raise AssertionError(f"the log does not know entry {index}, which was applied last")
+        captured, base = self._hooks.capture(), Base(index, term)
+        chunks = self._until_closed(captured.chunks())
+        snapshot: Snapshot = await self._run(lambda: self._store.write(base, chunks, path=path))
+        return snapshot
+
     # Digests.
 
     def handle_digest(self, node: Any, message: Message) -> None:

@@ -47,9 +47,12 @@ class DataDir:
     The lock is a kernel lock on an open file, so it ends with the process, however that ends.
     """
 
-    def __init__(self, path: Path, lock_fd: int, incarnation: Incarnation) -> None:
+    def __init__(
+        self, path: Path, lock_fd: int, incarnation: Incarnation, cluster_incarnation: str
+    ) -> None:
         self.path = path
         self.incarnation = incarnation
+        self.cluster_incarnation = cluster_incarnation
         self._lock_fd = lock_fd
         self._peers = _read_peers(path / PEERS_NAME)
 
@@ -62,8 +65,13 @@ class DataDir:
         return self.path / SNAPSHOTS_NAME
 
     @classmethod
-    def claim(cls, path: Path, *, cluster_id: str, node_id: str) -> DataDir:
+    def claim(
+        cls, path: Path, *, cluster_id: str, node_id: str, cluster_incarnation: str = ""
+    ) -> DataDir:
         """Takes the folder, creating it on the first start.
+
+        Args:
+            cluster_incarnation: for a folder that is made now, from a backup.
 
         Raises:
             DataDirInUse: another node process holds it.
@@ -82,8 +90,13 @@ class DataDir:
                     f"data folder {path} is held by another node process;"
                     " stop that one or give this node a folder of its own"
                 ) from None
-            incarnation = _identify(path, cluster_id=cluster_id, node_id=node_id)
-            return cls(path, lock_fd, incarnation)
+            incarnation, cluster_incarnation = _identify(
+                path,
+                cluster_id=cluster_id,
+                node_id=node_id,
+                cluster_incarnation=cluster_incarnation,
+            )
+            return cls(path, lock_fd, incarnation, cluster_incarnation)
         except BaseException:
             os.close(lock_fd)
             raise
@@ -110,7 +123,9 @@ class DataDir:
             self._lock_fd = -1
 
 
-def _identify(path: Path, *, cluster_id: str, node_id: str) -> Incarnation:
+def _identify(
+    path: Path, *, cluster_id: str, node_id: str, cluster_incarnation: str
+) -> tuple[Incarnation, str]:
     wanted = {"format": IDENTITY_FORMAT, "cluster_id": cluster_id, "node_id": node_id}
     file = path / IDENTITY_NAME
     try:
@@ -121,7 +136,7 @@ def _identify(path: Path, *, cluster_id: str, node_id: str) -> Incarnation:
                 f"data folder {path} has a journal but no {IDENTITY_NAME}: whose it is cannot be"
                 " told; restore the file or use an empty folder"
             ) from None
-        found = wanted
+        found = wanted | {"cluster_incarnation": cluster_incarnation}
     except (OSError, ValueError) as error:
         raise WrongDataDir(f"{file} cannot be read: {error}") from error
     if not isinstance(found, dict) or {key: found.get(key) for key in wanted} != wanted:
@@ -138,7 +153,7 @@ def _identify(path: Path, *, cluster_id: str, node_id: str) -> Incarnation:
         write_durably(file, json.dumps(kept, sort_keys=True).encode() + b"\n")
     except OSError as error:
         raise WrongDataDir(f"{file} cannot be written: {error.strerror}") from error
-    return incarnation
+    return incarnation, str(found.get("cluster_incarnation", ""))
 
 
 def _next_start(file: Path, found: dict[str, Any]) -> Incarnation:

@@ -52,6 +52,7 @@ from tocsin_node.raft.errors import (
     Overloaded,
     RaftError,
     SnapshotDamaged,
+    SnapshotFailed,
     StartRefused,
     TlsRefused,
     TransferFailed,
@@ -93,6 +94,7 @@ __all__ = [
     "RaftOptions",
     "Role",
     "SnapshotDamaged",
+    "SnapshotFailed",
     "SnapshotHooks",
     "StartRefused",
     "TlsFiles",
@@ -525,6 +527,28 @@ class Engine:
         """
         self._check_serving()
         await self._round(timeout)
+
+    async def backup(self, path: Path) -> Snapshot:
+        """Writes the state of this node, leader or not, to a file that `restore` takes.
+
+        Returns:
+            The log index it holds, its size and its digest. Entries after that index are not in it.
+
+        Raises:
+            SnapshotFailed: it could not be written, or the node is stopping.
+            EngineStopped: the node is not running, or keeps no snapshots.
+        """
+        if not self._running or self._snapshots is None:
+            raise EngineStopped(f"node {self._id} is not running")
+        try:
+            return await self._snapshots.backup(path)
+        except OSError as error:
+            raise SnapshotFailed(f"backup {path}: {error}") from error
+
+    @property
+    def cluster_incarnation(self) -> str:
+        """Changes when the cluster is restored from a backup; empty before `start`."""
+        return "" if self._folder is None else self._folder.cluster_incarnation
 
     async def transfer(self, target: str | None = None, *, timeout: float = 5.0) -> str:
         """Makes another node the leader; proposals wait meanwhile, and then meet NotLeader.

@@ -108,23 +108,30 @@ class SnapshotStore:
                 self._disk.remove(path)
             elif name.endswith(".snap"):
                 found.append(path)
-        newest = []
+        newest: list[Snapshot] = []
+        damage: SnapshotDamaged | None = None
         for path in reversed(found):
             try:
-                newest.append(self._inspect(path))
+                newest.append(self.inspect(path))
             except SnapshotDamaged as error:
-                if path == found[0]:
-                    raise
-                logger.error("%s; an older snapshot is used instead", error)
+                logger.error("%s; another snapshot is used if there is one", error)
+                damage = damage or error
+        if damage is not None and not newest:
+            raise damage
         return newest
 
-    def write(self, base: Base, chunks: Iterable[bytes]) -> Snapshot:
+    def write(self, base: Base, chunks: Iterable[bytes], *, path: Path | None = None) -> Snapshot:
         """Writes a snapshot and makes it durable.
+
+        Args:
+            path: where to, if it is not one of the folder's own.
 
         Raises:
             OSError: and nothing has changed.
         """
         temporary = self._folder / "writing.tmp"
+        if path is not None:
+            temporary = path.with_name(path.name + ".tmp")
         fd = self._disk.create(temporary)
         try:
             digest = self._write(fd, base, chunks)
@@ -135,7 +142,7 @@ class SnapshotStore:
             self._disk.remove(temporary)
             raise
         self._disk.close(fd)
-        return self._name(temporary, Snapshot(temporary, base.at, base.term, size, digest))
+        return self._name(temporary, Snapshot(temporary, base.at, base.term, size, digest), path)
 
     def read(self, snapshot: Snapshot) -> Iterator[bytes]:
         """Its chunks, each checked; and in the end all of them against the digest.
@@ -161,7 +168,7 @@ class SnapshotStore:
             SnapshotDamaged, OSError.
         """
         incoming.sync_and_close()
-        found = self._inspect(incoming.path)
+        found = self.inspect(incoming.path)
         for _ in self.read(found):
             pass
         return self._name(incoming.path, found)
@@ -207,13 +214,14 @@ class SnapshotStore:
         self._disk.write(fd, b"".join(waiting), offset)
         return digest.digest()
 
-    def _name(self, temporary: Path, found: Snapshot) -> Snapshot:
-        path = self._folder / f"{found.at:020d}-{found.term:020d}.snap"
+    def _name(self, temporary: Path, found: Snapshot, path: Path | None = None) -> Snapshot:
+        path = path or self._folder / f"{found.at:020d}-{found.term:020d}.snap"
         self._disk.rename(temporary, path)
-        self._disk.sync_folder(self._folder)
+        self._disk.sync_folder(path.parent)
         return Snapshot(path, found.at, found.term, found.size_bytes, found.digest)
 
-    def _inspect(self, path: Path) -> Snapshot:
+    def inspect(self, path: Path) -> Snapshot:
+        """What header and footer of a file say. Raises as `load`."""
         fd = self._disk.open(path)
         try:
             size = self._disk.size(fd)
