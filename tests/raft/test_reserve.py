@@ -6,9 +6,15 @@ from pathlib import Path
 
 import pytest
 
+from tocsin_node.raft import engine
 from tocsin_node.raft.disk import Disk
 from tocsin_node.raft.engine import DiskFull
 from tocsin_node.raft.reserve import RESERVE_NAME, DiskReserve
+
+
+@pytest.fixture(autouse=True)
+def _look_often(monkeypatch):
+    monkeypatch.setattr(engine, "DISK_CHECK_S", 0.05)
 
 
 class SmallDisk(Disk):
@@ -83,7 +89,7 @@ async def test_a_leader_short_of_disk_hands_over(new_cluster):
     await cluster.until(lambda: all(member.engine.disk_low for member in others))
     disks[new.engine.node_id].room = 2_500
     await cluster.until(lambda: new.engine.disk_low)
-    until = new.engine._loop.time() + 1.5
+    until = new.engine._loop.time() + 0.3
     await cluster.until(lambda: new.engine._loop.time() > until)
     assert (await cluster.leader()) is new
     await new.engine.propose_many([b"k=w"], reserved=True)
