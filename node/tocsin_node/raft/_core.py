@@ -41,6 +41,8 @@ NO_OP = b"\x01"
 APPEND_BYTES_MAX = 8 * 1024 * 1024
 # Sent to one peer in one pass; one that is far behind must not hold up the others.
 SEND_BYTES_PER_PASS = 512 * 1024
+# How long a new commit index waits for a batch that carries it, before it is sent by itself.
+TELL_COMMIT_S = 0.002
 _NEVER = 2**62
 
 _FOLLOWER, _CANDIDATE, _LEADER = 0, 1, 2
@@ -96,6 +98,7 @@ class RaftCore(_syncobj.SyncObj):  # type: ignore[misc]
         self._hooks = hooks
         self._peers = other_nodes
         self._links = transport
+        self._untold = False
         self.rules = MessageRules(self, journal, hooks.on_progress)
         self.rounds = Rounds(self, other_nodes, repeat_s=heartbeat_interval_ms / 1000, fit=fit)
         low, high = election_timeout_ms
@@ -270,13 +273,23 @@ class RaftCore(_syncobj.SyncObj):  # type: ignore[misc]
     def _SyncObj__applyLogEntries(self) -> bool:  # noqa: N802
         applied: bool = super()._SyncObj__applyLogEntries()
         appended = self._hooks.append_batch()
-        return appended or applied or self.has_backlog()
+        if applied and not appended and not self._untold and self.is_leader():
+            # Whoever waited for this commit often proposes next, and then one message serves both.
+            self._untold = True
+            self._links.loop.call_later(TELL_COMMIT_S, self._tell_commit)
+        return appended or self.has_backlog()
+
+    def _tell_commit(self) -> None:
+        if self._untold:
+            self._SyncObj__newAppendEntriesTime = 0.0
+            self._hooks.on_progress()
 
     def _SyncObj__connectedToAnyone(self) -> bool:  # noqa: N802
         # Asked exactly when an election is due. One that the leader asked for needs no leave.
         return bool(self._SyncObj__transferInProgress) or self._prevote.may_stand()
 
     def _SyncObj__sendAppendEntries(self) -> None:  # noqa: N802
+        self._untold = False
         self._SyncObj__newAppendEntriesTime = self.now() + self.conf.appendEntriesPeriod
         for node in self._peers:
             if self.is_connected(node):
