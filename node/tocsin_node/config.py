@@ -222,13 +222,13 @@ class RaftConfig(_Section):
     )
     certs: Annotated[str, BeforeValidator(_folder)] | None = None
     segment_bytes: Annotated[int, BeforeValidator(_within(size_bytes, "4MiB", "1GiB"))] = Field(
-        default=64 * 1024**2, alias="segment"
+        default=16 * 1024**2, alias="segment"
     )
     snapshot_every_bytes: Annotated[int, BeforeValidator(_within(size_bytes, "1MiB", "16GiB"))] = (
         Field(default=64 * 1024**2, alias="snapshot_every")
     )
     disk_reserve_bytes: Annotated[int, BeforeValidator(_within(size_bytes, "1MiB", "16GiB"))] = (
-        Field(default=128 * 1024**2, alias="disk_reserve")
+        Field(default=32 * 1024**2, alias="disk_reserve")
     )
     batch_operations: Annotated[int, BeforeValidator(_within(whole_number, "1", "65536"))] = 4096
     batch_bytes: Annotated[int, BeforeValidator(_within(size_bytes, "4KiB", "1MiB"))] = Field(

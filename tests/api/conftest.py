@@ -53,7 +53,8 @@ def config_text(nodes: int, *, more: str = "") -> str:
             for number in range(1, nodes + 1)
         ),
         "data_dir: data",
-        f"raft: {{election_timeout: {timeout}, heartbeat_interval: {heartbeat}}}",
+        f"raft: {{election_timeout: {timeout}, heartbeat_interval: {heartbeat}, "
+        "segment: 4MiB, disk_reserve: 1MiB}",
         more,
     ]
     return "\n".join(lines) + "\n"

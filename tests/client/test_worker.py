@@ -217,6 +217,37 @@ async def test_after_a_freeze_a_check_raises_before_any_renewal(kit: Any) -> Non
     assert raised == [tocsin.LeaseLost]
 
 
+async def test_what_is_read_after_a_freeze_starts_only_if_the_leader_says_it_still_counts(
+    kit: Any,
+) -> None:
+    node = await kit.node()
+    worker = Worker([node.address])
+    ahead = [0.0]
+    boottime = worker._clock
+    worker._clock = lambda: boottime() + ahead[0]
+    started: list[int] = []
+
+    @worker.handler
+    async def work(ctx: Context) -> None:
+        started.append(ctx.fencing_token)
+
+    kit.serve(worker)
+    stream = await node.accept()
+    stream.acknowledges = False
+    stream.welcome()
+    await stream.until(lambda: stream.of_kind("heartbeat"))
+    ahead[0] = 60.0
+    old = kit.item(RUN, 9)
+    stream.assign(old)
+    beats = await stream.until(lambda: [b for b in stream.of_kind("heartbeat") if b.items])
+    lost = worker_pb2.HeartbeatAck(seq=beats[0].seq, lost=[old.lease])
+    stream.send(heartbeat_ack=lost)
+    stream.acknowledges = True
+    stream.assign(kit.item(RUN, 12), seq=2)
+    await stream.report(RUN, 12)
+    assert started == [12]
+
+
 async def test_a_result_that_comes_after_the_lease_is_sent_and_its_refusal_logged(
     kit: Any, caplog: pytest.LogCaptureFixture
 ) -> None:

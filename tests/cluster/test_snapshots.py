@@ -11,7 +11,7 @@ from tests.cluster.conftest import SETTINGS, Cluster
 from tocsin import ApiError, Job
 from tocsin_node.demo.scratch import Scratch
 
-SMALL_LOG = SETTINGS + "raft: {snapshot_every: 1MiB, segment: 4MiB, disk_reserve: 1MiB}\n"
+SMALL_LOG = SETTINGS.replace("raft: {", "raft: {snapshot_every: 1MiB, ")
 JOBS = 120
 PAYLOAD = b'"' + b"x" * 100_000 + b'"'
 

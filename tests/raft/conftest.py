@@ -22,8 +22,9 @@ FAST = RaftOptions(
     heartbeat_interval_ms=60,
     cut_off_timeout_ms=500,
     connect_retry_ms=50,
-    segment_bytes=2
-    ** 20,  # Members share a loop: one that reads long at its start stalls the others.
+    # Members share a loop: one that reads long at its start stalls the others.
+    segment_bytes=2**20,
+    disk_reserve_bytes=2**20,
 )
 
 

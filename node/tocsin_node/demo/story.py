@@ -58,6 +58,7 @@ SETTINGS = """\
 leases: {default: 3s}
 retry: {initial: 500ms, max_attempts: 10}
 limits: {runs_per_job: 1000}
+raft: {segment: 4MiB, disk_reserve: 1MiB}
 """
 
 CRONTAB_FILE = "examples/crontab.user"

@@ -164,7 +164,7 @@ class RaftOptions:
     reserved_pending_ops: int = 16_384
     reserved_pending_bytes: int = 16 * 1024 * 1024
     segment_bytes: int = SEGMENT_BYTES
-    disk_reserve_bytes: int = 128 * 1024 * 1024
+    disk_reserve_bytes: int = 32 * 1024 * 1024
     disk_margin_bytes: int = 256 * 1024 * 1024
     snapshot_every_entries: int = 100_000
     snapshot_every_bytes: int = 64 * 1024 * 1024

@@ -35,7 +35,7 @@ from tocsin_node.raft.disk import DISK, Disk
 from tocsin_node.raft.errors import JournalDamaged, JournalFailed
 from tocsin_node.raft.syncer import Syncer
 
-SEGMENT_BYTES = 64 * 1024 * 1024
+SEGMENT_BYTES = 16 * 1024 * 1024
 FORMAT_VERSION = 2
 
 # A slice of the log is cut here, so that one message or one loop pass over it stays short.
