@@ -235,7 +235,9 @@ class Pool:
             call = method(self._dial(target))(request())
             try:
                 while True:
-                    message = await asyncio.wait_for(call.read(), first_within)
+                    # Not wait_for: on Python 3.11 it loses a cancellation that comes with a result.
+                    async with asyncio.timeout(first_within):
+                        message = await call.read()
                     if message is grpc.aio.EOF:
                         failure = self._failure(target, "UNAVAILABLE", "the node ended the stream")
                         break
@@ -245,6 +247,9 @@ class Pool:
                     retry.succeeded()
                     yield cast("_Resp", message)
             except grpc.aio.AioRpcError as error:
+                task = asyncio.current_task()
+                if task is not None and task.cancelling():
+                    raise asyncio.CancelledError from error  # the read was cancelled, not broken
                 failure = self._decode(target, error)
             except TimeoutError:
                 failure = self._failure(target, "DEADLINE_EXCEEDED", "the node fell silent")

@@ -261,6 +261,27 @@ async def test_waiting_for_a_run_ends_with_its_end_or_in_time(kit: Any) -> None:
         assert (await client.wait_run(run.name)).state is tocsin.RunState.FAILED
 
 
+async def test_a_wait_ends_in_time_also_when_frames_come_at_that_very_moment(kit: Any) -> None:
+    node = await kit.node()
+    run = run_pb2.Run(name="default/report/manual-1", revision=5, state=run_pb2.RUN_STATE_LEASED)
+    node.answer = _answers(run_pb2.GetRunResponse(run=run))
+
+    async def watch(request: Any, context: Any) -> AsyncIterator[Any]:
+        while True:
+            yield run_pb2.WatchRunsResponse(revision=5, heartbeat=True)
+            await asyncio.sleep(0.001)
+
+    node.watch = watch
+    async with tocsin.AsyncClient([node.address]) as client, asyncio.timeout(kit.PATIENCE):
+
+        async def wait(number: int) -> None:
+            with pytest.raises(TimeoutError, match="still LEASED"):
+                await client.wait_run(run.name, timeout=0.05 + number / 1_000)
+
+        for _ in range(3):
+            await asyncio.gather(*(wait(number) for number in range(40)))
+
+
 async def test_one_node_can_be_asked_for_its_status(kit: Any) -> None:
     one, two = await kit.node("n1"), await kit.node("n2")
     await two.stop()
