@@ -108,6 +108,19 @@ def test_lines_that_have_gone_are_named_and_pruned_on_request(
     assert set(client.jobs) == before - {gone}
 
 
+@pytest.mark.parametrize("text", ["", "# nothing\n", "0 9 * * * echo\n@reboot echo\n"])
+def test_pruning_needs_a_file_that_could_be_read_whole(
+    tocsin: Tocsin, client: FakeClient, tab: Path, text: str
+) -> None:
+    tocsin("crontab", "import", str(tab), "--tz", "UTC")
+    before = set(client.jobs)
+    tab.write_text(text)
+    refused = tocsin("crontab", "import", str(tab), "--tz", "UTC", "--prune")
+    assert refused.exit_code == 2
+    assert "--prune would delete" in refused.stderr
+    assert set(client.jobs) == before
+
+
 def test_without_a_leader_the_plan_is_shown_and_the_exit_code_is_5(
     tocsin: Tocsin, client: FakeClient, tab: Path
 ) -> None:

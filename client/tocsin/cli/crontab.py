@@ -102,6 +102,8 @@ def import_(settings: Settings, /, *, files: Sequence[str], **options: Any) -> N
     plans = [_plan(file, options) for file in files]
     steps = [_step(plan, entry, options) for plan in plans for entry in plan.entries]
     _check_names(steps)
+    if options["prune"]:
+        _check_prune(plans)
     if options["offline"]:
         _finish(settings, plans, steps, [], options, done=False)
         return
@@ -142,6 +144,21 @@ def _plan(file: str, options: dict[str, Any]) -> Plan:
         source_name="stdin" if file == "-" else file,
         job_prefix=options["prefix"],
     )
+
+
+def _check_prune(plans: Sequence[Plan]) -> None:
+    """A file that could not be read whole says nothing about which of its lines are gone."""
+    for plan in plans:
+        if not plan.entries:
+            raise click.UsageError(
+                f"{plan.source_name} has no line to import, and --prune would delete every job of"
+                " an earlier import: delete them by name if that is meant"
+            )
+        if plan.refused:
+            raise click.UsageError(
+                f"{plan.source_name} has lines that are refused, and --prune would delete what an"
+                " earlier import made of them: correct them first"
+            )
 
 
 def _step(plan: Plan, entry: Entry, options: dict[str, Any]) -> _Step:
@@ -223,7 +240,7 @@ def _finish(
         _print_plan(settings, plans, steps)
     if settings.output == "table":
         click.echo(_summary(steps, refused, done=done, pruned=len(gone) if options["prune"] else 0))
-    if gone and not (options["prune"] and done):
+    if gone and not refused and not (options["prune"] and done):
         _output.note(
             f"warning: no longer in the file but still a job: {' '.join(gone)}; --prune deletes"
             " such jobs"
