@@ -281,6 +281,28 @@ async def test_a_lease_given_back_as_its_worker_dies_does_not_stay_for_ever() ->
 
 
 @virtual
+async def test_an_assignment_that_was_lost_with_its_leader_uses_no_attempt() -> None:
+    async with Node() as node:
+        await node.create(retry=RetryPolicy(max_attempts=1))
+        run = await node.trigger()
+        worker = node.worker(slots=1)
+        worker.context.reads.clear()  # nothing reaches the worker any more
+        worker.send(hello=worker.hello)
+        await asyncio.sleep(0.1)
+        worker.credit(1)
+        await until(lambda: node.run(run).lease is not None)
+        await worker.close()
+        await node.depose("n2")
+        node.elect()
+        back = node.worker(instance_id=worker.hello.instance_id)
+        await back.greet()
+        (item,) = await back.take()
+        assert item.lease.run == run
+        assert item.lease.attempt == 1
+        assert node.run(run).release_count == 1
+
+
+@virtual
 async def test_a_frozen_leader_does_not_take_its_workers_for_silent() -> None:
     async with Node() as node:
         worker, lease = await assigned(node)

@@ -316,9 +316,26 @@ class _Stream:
         if not service.leads() or self._ended:
             self.redirect()
             return
+        self._disown(hello)
         self._send(_Frame(welcome=self._welcome(hello, spoken_for)))
         self._session = session
         service.dispatcher.attach(session)
+
+    def _disown(self, hello: worker_pb2.Hello) -> None:
+        """Ends the leases of this worker process that it does not name: it has never heard of them.
+
+        Such an assignment was lost on its way, often with the leader that sent it. Waiting for it
+        to expire would cost time, and an attempt that was never made.
+        """
+        named = {(lease.run, lease.fencing_token) for lease in hello.held}
+        held = self._service.dispatcher.held_by(hello.instance_id)
+        unknown = [
+            Release(run, token, "its worker process does not know of it")
+            for run, token in held.items()
+            if (run, token) not in named
+        ]
+        if unknown:
+            self._service.leases.end_soon(unknown)
 
     def _renew(self, lease: worker_pb2.Lease, instance_id: str) -> bool:
         return self._service.leases.renew(lease.run, lease.fencing_token, instance_id)

@@ -234,6 +234,10 @@ class Dispatcher:
         """Tells that frames of a session have left, or that it has been heard of again."""
         self._wake.set()
 
+    def held_by(self, instance_id: str) -> dict[str, int]:
+        """Tokens of the leases that a worker process has, by run."""
+        return dict(self._holders.get(instance_id, {}))
+
     def workers(self) -> list[WorkerInfo]:
         """The workers with a session, by worker id."""
         found = [
