@@ -131,7 +131,15 @@ async def test_a_restart_reads_the_snapshot_and_replays_what_follows(new_cluster
     await cluster.start()
     leader = await cluster.leader()
     await write(leader, range(205))
-    await cluster.until(lambda: len(snapshots(leader)) == 2 and snapshots(leader)[0] > 180)
+    # The last one of these writes, and nothing after it: a snapshot that is still on its way would
+    # be there after the restart.
+    await cluster.until(
+        lambda: (
+            len(snapshots(leader)) == 2
+            and snapshots(leader)[0] > 200
+            and not leader.engine._snapshots._busy
+        )
+    )
     newest, older = snapshots(leader)
     assert leader.engine._journal.first_index == older
     await cluster.until(lambda: segments(cluster, "n1")[0] > f"{1:016d}.seg")
