@@ -16,6 +16,7 @@ from tocsin_node.config import Config
 from tocsin_node.core import command as commands
 from tocsin_node.core import machine
 from tocsin_node.core.command import Command
+from tocsin_node.core.model import Scope
 from tocsin_node.core.result import Applied, Reason, Rejected, Result
 from tocsin_node.core.state import Captured, State, capture, restore_chunks
 from tocsin_node.raft.engine import Engine
@@ -40,6 +41,7 @@ class Changes:
     index: int
     runs: tuple[str, ...]
     jobs: tuple[str, ...]
+    gates: tuple[Scope, ...] = ()  # queues and namespaces whose limits changed
 
 
 class Replica:
@@ -76,7 +78,14 @@ class Replica:
         self.clock.observe(self.state.time_ms)
         if self._listeners:
             state = self.state
-            self._tell(Changes(index, tuple(state.changed_runs), tuple(state.changed_jobs)))
+            self._tell(
+                Changes(
+                    index,
+                    tuple(state.changed_runs),
+                    tuple(state.changed_jobs),
+                    tuple(state.changed_gates),
+                )
+            )
         return results
 
     def capture(self) -> Captured:
@@ -100,7 +109,8 @@ class Replica:
         self.clock.observe(state.time_ms)
         runs = dict.fromkeys([*before.runs, *state.runs])
         jobs = dict.fromkeys([*before.jobs, *state.jobs])
-        self._tell(Changes(state.index, tuple(runs), tuple(jobs)))
+        gates = dict.fromkeys([*before.gates, *state.gates])
+        self._tell(Changes(state.index, tuple(runs), tuple(jobs), tuple(gates)))
 
     def _tell(self, changes: Changes) -> None:
         for listener in tuple(self._listeners):

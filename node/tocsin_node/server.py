@@ -40,6 +40,7 @@ from tocsin_node.clock import Clock, ClusterClock, HostClock
 from tocsin_node.config import Config
 from tocsin_node.core.command import SCHEMA, BeginTerm
 from tocsin_node.core.model import Limits
+from tocsin_node.leader.deadlines import Deadlines
 from tocsin_node.leader.dispatcher import Dispatcher
 from tocsin_node.leader.leases import Leases
 from tocsin_node.leader.ticker import Ticker
@@ -127,6 +128,7 @@ class Server:
             loops=(
                 self.leases,
                 self.dispatcher,
+                Deadlines(self.replica),
                 Ticker(self.replica),
                 Watchdog(self.replica),
                 Upgrade(self.replica),

@@ -26,6 +26,7 @@ from tocsin_node.config import parse
 from tocsin_node.core import command as c
 from tocsin_node.core.model import Job, JobSpec, RetryPolicy, Run, RunState, Schedule, ScheduleKind
 from tocsin_node.core.result import Result
+from tocsin_node.leader.deadlines import Deadlines
 from tocsin_node.leader.dispatcher import Dispatcher
 from tocsin_node.leader.leases import Leases
 from tocsin_node.leader.ticker import Ticker
@@ -197,6 +198,7 @@ class Node:
         self.dispatcher = Dispatcher(self.replica, self.leases)
         self.ticker = Ticker(self.replica)
         self.watchdog = Watchdog(self.replica)
+        self.deadlines = Deadlines(self.replica)
         self.service = WorkerService(self.replica, self.dispatcher, self.leases)
 
     def start(self) -> None:
@@ -204,8 +206,10 @@ class Node:
         self.dispatcher.start(self.engine.term)
         self.ticker.start(self.engine.term)
         self.watchdog.start(self.engine.term)
+        self.deadlines.start(self.engine.term)
 
     async def stop(self) -> None:
+        await self.deadlines.stop()
         await self.watchdog.stop()
         await self.ticker.stop()
         await self.dispatcher.stop()
@@ -252,8 +256,11 @@ class Node:
 
     async def update(self, name: str = JOB, **changes: Any) -> Job:
         job, now_ms = self.state.jobs[name], self.replica.clock.now_ms()
-        decisions, plan = planner.settle(job, now_ms)
+        decisions, _ = planner.settle(job, now_ms)
         spec = msgspec.structs.replace(job.spec, **changes)
+        plan = planner.plan_after(
+            name, spec, anchor_time_ms=job.anchor_time_ms, mark_time_ms=now_ms
+        )
         named = (job.name, job.uid, job.version, job.mark_time_ms)
         changed: Job = await self.propose(
             c.UpdateJob(self.request(), *named, spec, decisions, plan)

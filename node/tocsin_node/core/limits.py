@@ -33,6 +33,12 @@ def refused_by(state: State, run: Run, *, now_ms: int) -> Rejected | None:
     return None
 
 
+def explain(state: State, run: Run, *, now_ms: int) -> str:
+    """Which limit keeps a run waiting, for people; "" when none does."""
+    refusal = refused_by(state, run, now_ms=now_ms)
+    return "" if refusal is None else refusal.message.partition(" waits: ")[2]
+
+
 def most_held(state: State, run: Run, scope: Scope) -> int:
     """How many runs a scope may hold at once, as far as a run is concerned; 0: any number.
 

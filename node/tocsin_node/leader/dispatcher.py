@@ -5,9 +5,9 @@ that the state does not call waiting, and to believe a grant before its entry ha
 
 Each waiting run is in one place. Whatever happens to a run or to its job puts it there anew:
 
-    READY     in the heap of its queue and handler: highest priority, then due first, then by name
+    READY     in the order of ready.py; also while its queue or namespace gives nothing out
     LATER     in the heap of instants: due, or to be tried again, at a known time
-    BLOCKED   behind a run of its job that excludes it; looked at when a run of the job changes
+    BLOCKED   behind what holds its job or its concurrency key; looked at when one of these ends
     GRANTING  its grant is on its way into the log
 
 A worker's credit is absolute: the slots it says are free after the assignments it has seen. What
@@ -28,10 +28,20 @@ from datetime import UTC, datetime
 from typing import Protocol
 
 from tocsin_node.core import lease as rules
+from tocsin_node.core import limits
 from tocsin_node.core.command import Grant, Release
-from tocsin_node.core.model import FINAL_STATES, JobSpec, Run, RunState
+from tocsin_node.core.model import (
+    FINAL_STATES,
+    JobSpec,
+    Run,
+    RunState,
+    Scope,
+    ScopeKind,
+    namespace_of,
+)
 from tocsin_node.core.result import Reason, Rejected, Result
 from tocsin_node.leader.leases import Leases
+from tocsin_node.leader.ready import AGING_MS, Key, ReadyOrder
 from tocsin_node.leader.wake import RETRY_MS, SLEEP_MS_MAX, Tasks, Wake, repeat
 from tocsin_node.raft.errors import RaftError
 from tocsin_node.replica import Changes, Replica
@@ -43,8 +53,6 @@ SLICE_STEPS = 50  # steps between two looks at the clock
 AGAIN_MS = 100  # before a run is tried again whose grant was refused though it looked ready
 FRAME_BYTES_MAX = 1024 * 1024  # payloads in one frame of assignments
 BACKLOG_BYTES_MAX = 4 * 1024 * 1024  # payloads on their way to one worker; it gets no more above
-
-Key = tuple[str, str]  # queue, handler
 
 log = logging.getLogger(__name__)
 
@@ -134,6 +142,7 @@ class _Pick:
     alone: bool
     session: Session
     payload_bytes: int
+    scopes: tuple[Scope, ...]
 
 
 class Dispatcher:
@@ -146,13 +155,17 @@ class Dispatcher:
         self._sessions: dict[str, Session] = {}  # by instance id
         self._turns = itertools.count(1)
         self._places: dict[str, _Place] = {}  # by run
-        self._ready: dict[Key, list[tuple[int, int, str]]] = {}  # heaps; may hold runs that left
+        self._ready = ReadyOrder(self._is_ready)
         self._later: list[tuple[int, str]] = []  # heap; may hold runs that left
-        self._blocked: dict[str, dict[Key, dict[str, None]]] = {}  # by job; oldest first
-        self._granting: dict[str, int] = {}  # grants on their way, by job
+        # By what they wait for, heaps of rank and run; may hold runs that left.
+        self._blocked: dict[Scope, dict[Key, list[tuple[int, str]]]] = {}
+        self._blocked_at: dict[str, tuple[Scope, Key]] = {}  # by run
+        self._granting: dict[Scope, int] = {}  # grants on their way
+        self._permit_time_ms: int | None = None  # when a rate next lets something through
         self._granting_alone: dict[str, None] = {}  # jobs of which one excludes all others
         self._holders: dict[str, dict[str, int]] = {}  # tokens by run, by instance id
         self._holder_of: dict[str, str] = {}  # instance id by run
+        self._held_scopes: dict[str, tuple[Scope, ...]] = {}  # by run that is held
         self._cancelled: dict[str, int] = {}  # token by run, of what the worker was told to end
         self._changed: dict[str, None] = {}  # runs to look at
         self._wake = Wake()
@@ -171,15 +184,17 @@ class Dispatcher:
         for memory in (
             self.progress,
             self._places,
-            self._ready,
             self._blocked,
+            self._blocked_at,
             self._granting,
             self._granting_alone,
             self._holders,
             self._holder_of,
+            self._held_scopes,
             self._cancelled,
         ):
             memory.clear()
+        self._ready.clear()
         self._later.clear()
         state = self._replica.state
         self._changed = dict.fromkeys(itertools.chain(state.leases, state.waiting))
@@ -271,8 +286,11 @@ class Dispatcher:
         other = rules.excluded_by(state, run)
         if other is not None:
             return f"waits for run {other} of the same job to end"
-        if not self.started:
-            return ""
+        if rules.past_deadline(state, run, now_ms=now_ms):
+            return "its start deadline has passed"
+        why = limits.explain(state, run, now_ms=now_ms)
+        if why or not self.started:
+            return why
         return self._explain_ready(run, state.spec_of(run))
 
     def _explain_ready(self, run: Run, spec: JobSpec) -> str:
@@ -291,15 +309,29 @@ class Dispatcher:
             slots = sum(session.slots for session in taking)
             return f"all {slots} slots of the workers that offer handler {spec.handler!r} are busy"
         if self._places.get(run.name) is _Place.BLOCKED:
-            return "waits for another run of the same job that is being given to a worker"
+            return "waits for another run that is being given to a worker"
         return "is being given to a worker"
 
     # -- the loop ----------------------------------------------------------------------------------
 
     def _on_changes(self, changes: Changes) -> None:
-        if self._loop is not None and changes.runs:
-            self._changed.update(dict.fromkeys(changes.runs))
+        if self._loop is None:
+            return
+        self._changed.update(dict.fromkeys(changes.runs))
+        for name in changes.jobs if self._blocked else ():
+            self._look_at_job(name)
+        if changes.runs or changes.jobs or changes.gates:
             self._wake.set()
+
+    def _look_at_job(self, name: str) -> None:
+        """A definition has changed, and with it perhaps the limits of what waits."""
+        job = self._replica.state.jobs.get(name)
+        if job is None:
+            return
+        self._look_again((ScopeKind.JOB, name))
+        if job.spec.concurrency_key:
+            key = f"{namespace_of(name)}/{job.spec.concurrency_key}"
+            self._look_again((ScopeKind.KEY, key))
 
     async def _pass(self) -> None:
         """Takes in what changed, then proposes a batch of grants or sleeps until it may matter."""
@@ -315,9 +347,12 @@ class Dispatcher:
             await self._wake.wait(self._sleep_ms())
 
     def _sleep_ms(self) -> int | None:
-        if not self._later:
+        instants = [self._later[0][0]] if self._later else []
+        if self._permit_time_ms is not None:
+            instants.append(self._permit_time_ms)
+        if not instants:
             return None
-        return max(1, min(self._later[0][0] - self._replica.clock.now_ms(), SLEEP_MS_MAX))
+        return max(1, min(min(instants) - self._replica.clock.now_ms(), SLEEP_MS_MAX))
 
     async def _take_in_changes(self) -> None:
         clock = self._replica.clock
@@ -335,13 +370,17 @@ class Dispatcher:
     def _look_at(self, name: str) -> None:
         """Puts a run where it belongs now, and those that it may have kept waiting."""
         run = self._replica.state.runs.get(name)
+        freed = self._held_scopes.get(name, ())
         self._note_holder(name, run)
         if run is None or run.state not in (RunState.PENDING, RunState.RETRY_WAIT):
             if self._places.get(name) is not _Place.GRANTING:
                 self._leave(name)
         else:
             self._put(run)
-        self._look_again(_job_of(name))
+        self._look_again((ScopeKind.JOB, _job_of(name)))
+        for scope in freed:
+            if scope[0] is ScopeKind.KEY:
+                self._look_again(scope)
 
     def _put(self, run: Run) -> None:
         """Finds the place of a waiting run."""
@@ -353,18 +392,52 @@ class Dispatcher:
         if run.ready_time_ms > now_ms:
             self._leave(run.name)
             self._put_later(run.name, run.ready_time_ms)
-        elif rules.blocked(state, run, now_ms=now_ms) is not None or self._grant_excludes(
-            run.job, alone=not rules.may_overlap(state, run)
-        ):
-            if self._places.get(run.name) is not _Place.BLOCKED:
-                self._leave(run.name)
-                self._places[run.name] = _Place.BLOCKED
-                self._blocked.setdefault(run.job, {}).setdefault(key, {})[run.name] = None
+        elif rules.past_deadline(state, run, now_ms=now_ms):
+            # It is about to be ended, unless it comes to cover a further occurrence.
+            self._leave(run.name)
+            self._put_later(run.name, now_ms + SLEEP_MS_MAX)
+        elif (scope := self._waits_for(run)) is not None:
+            self._leave(run.name)
+            self._places[run.name] = _Place.BLOCKED
+            self._blocked_at[run.name] = (scope, key)
+            rank = run.due_time_ms - spec.priority * AGING_MS
+            heap = self._blocked.setdefault(scope, {}).setdefault(key, [])
+            heapq.heappush(heap, (rank, run.name))
         elif self._places.get(run.name) is not _Place.READY:
             self._leave(run.name)
             self._places[run.name] = _Place.READY
-            order = (-spec.priority, run.due_time_ms, run.name)
-            heapq.heappush(self._ready.setdefault(key, []), order)
+            namespace = namespace_of(run.job)
+            self._ready.push(key, spec.priority, namespace, run.due_time_ms, run.name)
+
+    def _waits_for(self, run: Run) -> Scope | None:
+        """The job or concurrency key that lets no further run in now, grants under way counted."""
+        state, job = self._replica.state, (ScopeKind.JOB, run.job)
+        alone = not rules.may_overlap(state, run)
+        if self._grant_excludes(run.job, alone=alone) or rules.excluded_by(state, run) is not None:
+            return job
+        for scope in state.scopes_of(run)[2:]:
+            most = limits.most_held(state, run, scope)
+            if most and state.held.get(scope, 0) + self._granting.get(scope, 0) >= most:
+                return scope
+        return None
+
+    def _is_shut(self, scope: Scope) -> bool:
+        """Whether a queue or a namespace gives nothing out now, grants under way counted."""
+        state, now_ms = self._replica.state, self._replica.clock.now_ms()
+        gate = state.gates.get(scope)
+        if gate is None:
+            return False
+        granting = self._granting.get(scope, 0)
+        if gate.paused or (gate.max_held and state.held.get(scope, 0) + granting >= gate.max_held):
+            return True
+        if not gate.rate_permille:
+            return False
+        if limits.level(gate, now_ms) >= (granting + 1) * limits.PERMIT:
+            return False
+        if not granting:
+            at_ms = limits.permit_time_ms(gate, now_ms)
+            self._permit_time_ms = min(at_ms, self._permit_time_ms or at_ms)
+        return True
 
     def _put_later(self, name: str, at_ms: int) -> None:
         self._places[name] = _Place.LATER
@@ -372,46 +445,47 @@ class Dispatcher:
 
     def _leave(self, name: str) -> None:
         """Takes a run out of its place; heaps drop it when it comes up."""
-        place = self._places.pop(name, None)
-        if place is not _Place.BLOCKED:
-            return
-        job = _job_of(name)
-        by_key = self._blocked[job]
-        for key, names in by_key.items():
-            if name in names:
-                del names[name]
-                if not names:
-                    del by_key[key]
-                break
-        if not by_key:
-            del self._blocked[job]
+        self._places.pop(name, None)
+        self._blocked_at.pop(name, None)
 
-    def _look_again(self, job: str) -> None:
-        """Makes ready what nothing excludes any more.
+    def _look_again(self, scope: Scope) -> None:
+        """Makes ready what a job or a concurrency key lets in now.
 
-        Of runs that exclude each other only the first of each queue and handler: the others would
-        be blocked again by it, and there may be many.
+        Of each queue and handler no more than it has room for: there may be many, and the others
+        would be blocked again.
         """
-        if job not in self._blocked:
+        by_key = self._blocked.get(scope)
+        if by_key is None:
             return
-        state, now_ms = self._replica.state, self._replica.clock.now_ms()
-        for key in list(self._blocked[job]):
-            for name in list(itertools.islice(self._blocked.get(job, {}).get(key, ()), BATCH_MAX)):
-                if name not in state.waiting:
-                    continue  # its own change is still to be looked at
+        state = self._replica.state
+        for key in list(by_key):
+            heap = by_key[key]
+            room = BATCH_MAX
+            while heap and room > 0:
+                _, name = heap[0]
+                if self._blocked_at.get(name) != (scope, key) or name not in state.waiting:
+                    heapq.heappop(heap)  # it left, or its own change is still to be looked at
+                    continue
                 run = state.runs[name]
-                alone = not rules.may_overlap(state, run)
-                if rules.blocked(state, run, now_ms=now_ms) is not None:
+                if self._waits_for(run) == scope:
                     break
-                if self._grant_excludes(job, alone=alone):
-                    break
+                heapq.heappop(heap)
                 self._put(run)
-                if alone:
-                    break
+                most = limits.most_held(state, run, scope)
+                if not rules.may_overlap(state, run):
+                    room = 0
+                elif most:
+                    used = state.held.get(scope, 0) + self._granting.get(scope, 0)
+                    room = min(room, most - used)
+                room -= 1
+            if not heap:
+                del by_key[key]
+        if not by_key:
+            self._blocked.pop(scope, None)
 
     def _grant_excludes(self, job: str, *, alone: bool) -> bool:
         """Whether a grant that is on its way excludes another one of the same job."""
-        return job in self._granting_alone or (alone and job in self._granting)
+        return job in self._granting_alone or (alone and (ScopeKind.JOB, job) in self._granting)
 
     def _ripen(self) -> None:
         """Puts anew what waited for an instant that has come."""
@@ -431,6 +505,10 @@ class Dispatcher:
         picks: list[_Pick] = []
         clock = self._replica.clock
         began_ms = clock.elapsed_ms()
+        self._permit_time_ms = None
+        for namespace in self._ready.parked():
+            if not self._is_shut((ScopeKind.NAMESPACE, namespace)):
+                self._ready.reopen(namespace)
         offers = [
             (self._load(session), session.turn, order, session)
             for order, session in enumerate(self._sessions.values())
@@ -460,54 +538,45 @@ class Dispatcher:
         """Takes the first run in the ready order that a session offers to work on."""
         state = self._replica.state
         while True:
-            heads = ((heap[0], key) for key, heap in self._heaps_of(session))
-            first = min(heads, default=None)
-            if first is None:
+            ready = self._ready.first(
+                self._open_keys(session),
+                lambda namespace: self._is_shut((ScopeKind.NAMESPACE, namespace)),
+            )
+            if ready is None:
                 return None
-            (_, _, name), key = first
-            self._pop_ready(key)
-            run = state.runs[name]
+            run = state.runs[ready.run]
             spec = state.spec_of(run)
-            alone = not rules.may_overlap(state, run)
-            if self._grant_excludes(run.job, alone=alone) or (
-                alone and rules.excluded_by(state, run) is not None
-            ):
-                del self._places[name]
+            if self._waits_for(run) is not None:
+                self._ready.drop(ready)
                 self._put(run)  # among the blocked
                 continue
-            self._places[name] = _Place.GRANTING
-            self._granting[run.job] = self._granting.get(run.job, 0) + 1
+            self._ready.take(ready)
+            self._places[run.name] = _Place.GRANTING
+            scopes = state.scopes_of(run)
+            for scope in scopes:
+                self._granting[scope] = self._granting.get(scope, 0) + 1
+            alone = not rules.may_overlap(state, run)
             if alone:
                 self._granting_alone[run.job] = None
-            return _Pick(name, run.job, alone, session, _size_bytes(run, spec))
+            return _Pick(run.name, run.job, alone, session, _size_bytes(run, spec), scopes)
 
-    def _heaps_of(self, session: Session) -> Iterator[tuple[Key, list[tuple[int, int, str]]]]:
-        """The heaps of what a session offers, each with a run at its head that is really ready."""
-        if len(session.queues) * len(session.handlers) <= len(self._ready):
-            keys = [
-                key
-                for key in itertools.product(session.queues, session.handlers)
-                if key in self._ready
-            ]
+    def _open_keys(self, session: Session) -> Iterator[Key]:
+        """What a session offers, as far as something is ready and the queue gives it out."""
+        known = self._ready.keys()
+        if len(session.queues) * len(session.handlers) <= len(known):
+            keys = [k for k in itertools.product(session.queues, session.handlers) if k in known]
         else:
-            keys = [key for key in self._ready if session.offers(key)]
+            keys = [key for key in known if session.offers(key)]
+        shut: dict[str, bool] = {}
         for key in keys:
-            heap = self._ready[key]
-            while heap and not self._is_ready(heap[0][2]):
-                heapq.heappop(heap)
-            if heap:
-                yield key, heap
-            else:
-                del self._ready[key]
+            queue = key[0]
+            if queue not in shut:
+                shut[queue] = self._is_shut((ScopeKind.QUEUE, queue))
+            if not shut[queue]:
+                yield key
 
     def _is_ready(self, name: str) -> bool:
         return self._places.get(name) is _Place.READY and name in self._replica.state.waiting
-
-    def _pop_ready(self, key: Key) -> None:
-        heap = self._ready[key]
-        heapq.heappop(heap)
-        if not heap:
-            del self._ready[key]
 
     async def _grant(self, picks: list[_Pick]) -> None:
         """Proposes grants; those that were applied go to their workers, the others back."""
@@ -527,15 +596,17 @@ class Dispatcher:
         if results is not None:
             self._assign(picks, results)
         for pick in picks:
-            self._look_again(pick.job)
+            for scope in pick.scopes[2:]:
+                self._look_again(scope)
         self._wake.set()
 
     def _end_granting(self, pick: _Pick) -> None:
         pick.session.granting -= 1
         pick.session.granting_bytes -= pick.payload_bytes
-        self._granting[pick.job] -= 1
-        if not self._granting[pick.job]:
-            del self._granting[pick.job]
+        for scope in pick.scopes:
+            self._granting[scope] -= 1
+            if not self._granting[scope]:
+                del self._granting[scope]
         if pick.alone:
             del self._granting_alone[pick.job]
         self._places.pop(pick.run, None)
@@ -570,7 +641,7 @@ class Dispatcher:
     def _refused(self, pick: _Pick, rejected: Rejected) -> None:
         if self._places.get(pick.run) is not _Place.READY:
             return  # blocked, later or gone: the state says why
-        if rejected.reason not in (Reason.BLOCKED, Reason.NOT_DUE):
+        if rejected.reason not in (Reason.BLOCKED, Reason.NOT_DUE, Reason.DEADLINE_PASSED):
             log.error("granting %s was refused: %s", pick.run, rejected.message)
         self._put_later(pick.run, self._replica.clock.now_ms() + AGAIN_MS)
 
@@ -598,6 +669,7 @@ class Dispatcher:
 
     def _note_holder(self, name: str, run: Run | None) -> None:
         lease = None if run is None else run.lease
+        self._held_scopes.pop(name, None)
         holder = self._holder_of.pop(name, None)
         if holder is not None:
             held = self._holders[holder]
@@ -608,6 +680,8 @@ class Dispatcher:
             self.progress.pop(name, None)
             self._cancelled.pop(name, None)
             return
+        assert run is not None, f"{name} is held, and there is no such run"
+        self._held_scopes[name] = self._replica.state.scopes_of(run)
         self._holder_of[name] = lease.instance_id
         self._holders.setdefault(lease.instance_id, {})[name] = lease.token
         self._pass_on_cancel(name, again=False)
