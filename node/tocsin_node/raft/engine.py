@@ -276,7 +276,8 @@ class Engine:
         first_index: where the log of a new cluster starts, equal on all nodes: log indexes are
             fencing tokens, and must go on rising when a new cluster meets old targets.
         schema: how much of the language of commands this node understands; its peers are told.
-        disk, new_syncer: how files are written, and who waits for the disk; for tests.
+        disk, new_syncer, new_links: how files are written, who waits for the disk, and what carries
+            messages to the peers.
     """
 
     def __init__(
@@ -297,6 +298,7 @@ class Engine:
         schema: int = 1,
         disk: Disk = DISK,
         new_syncer: Callable[[], Syncer] = ProcessSyncer,
+        new_links: Callable[..., Transport] = Transport,
     ) -> None:
         if node_id not in peers:
             raise ValueError(f"node {node_id} is not among the peers")
@@ -316,6 +318,7 @@ class Engine:
         self._schema = schema
         self._disk = disk
         self._new_syncer = new_syncer
+        self._new_links = new_links
 
         self._syncer: Syncer | None = None
         self._reserve: DiskReserve | None = None
@@ -397,7 +400,7 @@ class Engine:
                 first_index=self._first_index,
             )
             self._poller = LoopPoller(self._loop, self._fail)
-            self._transport = Transport(
+            self._transport = self._new_links(
                 identity=Identity(self._name(), self._folder.incarnation),
                 schema=self._schema,
                 self_node=self_node,
