@@ -151,6 +151,7 @@ class Pool:
     Args:
         nodes: API address by node id.
         uniform: source of jitter, of the shape of `random.uniform`.
+        dial: makes a channel to an address; None: over the network.
     """
 
     def __init__(
@@ -158,10 +159,12 @@ class Pool:
         nodes: Mapping[str, str],
         *,
         uniform: Callable[[float, float], float] = random.uniform,
+        dial: Callable[[str], grpc.aio.Channel] | None = None,
     ) -> None:
         self.nodes = dict(nodes)
         self.leader: str | None = None
         self._uniform = uniform
+        self._dial_address = dial or _network
         self._sent: dict[str, int] = {}  # first time of each change, UTC milliseconds
         self._turn = int(uniform(0, len(self.nodes) - 1e-9))
         self._owner: tuple[int, asyncio.AbstractEventLoop] | None = None
@@ -316,13 +319,13 @@ class Pool:
     def _dial(self, node: str) -> Stubs:
         owner = (os.getpid(), asyncio.get_running_loop())
         if self._owner != owner:
-            _Forks.check()
+            if self._dial_address is _network:
+                _Forks.check()  # before old channels are let go of, where grpc would hang
             self._owner, self._stubs = owner, {}
         address = self.nodes[node]
         dialled = self._stubs.get(node)
         if dialled is None or dialled[0] != address:
-            channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
-            self._stubs[node] = dialled = (address, Stubs(channel))
+            self._stubs[node] = dialled = (address, Stubs(self._dial_address(address)))
         return dialled[1]
 
     async def _try(
@@ -404,6 +407,10 @@ class Pool:
         return _retry.out_of_time(
             [failure], what=_method_name(request), timeout=within, request_id=None
         )
+
+
+def _network(address: str) -> grpc.aio.Channel:
+    return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
 
 
 class SessionStream:

@@ -107,6 +107,7 @@ class Session:
         clock: Callable[[], float] = boottime,
     ) -> None:
         self.table = LeaseTable()
+        self.welcomes = 0  # how often a leader has taken this worker in
         self._pool = pool
         self._identity = identity
         self._start = start
@@ -128,6 +129,10 @@ class Session:
         self._begin_stream()
 
     # From any thread
+
+    def running(self) -> list[str]:
+        """Names of the runs whose handlers are being executed, or are about to be."""
+        return [key.run for key in list(self._running)]
 
     def drain(self, reason: str) -> None:
         """Takes nothing more; `run` returns when all has ended and been acknowledged."""
@@ -338,6 +343,7 @@ class Session:
         hello_sent: float,
     ) -> None:
         self._welcomed = True
+        self.welcomes += 1
         self._frame_time = self._clock()
         self._pool.learn(welcome.node_id, self._pool.nodes[stream.node])
         interval = _convert.seconds(welcome.heartbeat_interval)

@@ -56,7 +56,7 @@ class AsyncClient:
 
     Args:
         endpoints: path of a cluster.yaml, or API addresses "host:port" (a list, or one text with
-            commas); None: $TOCSIN_ENDPOINTS, else ./cluster.yaml.
+            commas); None: $TOCSIN_ENDPOINTS, else ./cluster.yaml. The test kit passes nodes.
         timeout: seconds for a call with all its tries.
 
     Raises:
@@ -67,8 +67,8 @@ class AsyncClient:
     (1 to 64 of [A-Za-z0-9_-]); given the same one again within a day, a change is done once.
     """
 
-    def __init__(self, endpoints: Endpoints = None, *, timeout: float = TIMEOUT) -> None:
-        self._pool = Pool(resolve(endpoints))
+    def __init__(self, endpoints: Endpoints | Pool = None, *, timeout: float = TIMEOUT) -> None:
+        self._pool = endpoints if isinstance(endpoints, Pool) else Pool(resolve(endpoints))
         self.timeout = timeout
 
     async def __aenter__(self) -> Self:

@@ -65,6 +65,24 @@ _Function = Callable[..., Any]
 _F = TypeVar("_F", bound=_Function)
 
 
+def _utc_now() -> datetime:
+    return datetime.now(UTC)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The world that a worker finds itself in; the test kit makes one of its own.
+
+    Attributes:
+        clock, now: as `boottime` and the wall clock.
+        on_error: told of what handlers raise, on their threads.
+    """
+
+    clock: Callable[[], float] = boottime
+    now: Callable[[], datetime] = _utc_now
+    on_error: Callable[[Context, BaseException], None] | None = None
+
+
 @dataclass(frozen=True)
 class _Handler:
     name: str
@@ -113,6 +131,7 @@ class Worker:
         self._session: Session | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._clock = boottime
+        self._setting = Setting()
 
     # Handlers
 
@@ -170,14 +189,8 @@ class Worker:
         Raises:
             ApiError: the cluster refuses this worker.
         """
-        if self._session is not None:
-            raise RuntimeError("this worker is serving already")
-        if not self._handlers:
-            raise RuntimeError("this worker has no handlers: add one before it serves")
-        self._loop = asyncio.get_running_loop()
-        pool = Pool(resolve(self.endpoints))
-        session = self._session = Session(pool, self._identity(), self._start, clock=self._clock)
-        finished: asyncio.Future[None] = self._loop.create_future()
+        session = self._open(lambda: Pool(resolve(self.endpoints)))
+        finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         thread = threading.Thread(
             target=self._session_main, args=(session, finished), name="tocsin-session", daemon=True
         )
@@ -205,6 +218,23 @@ class Worker:
         """Drains, but stops what is running first. From any thread."""
         if self._session is not None:
             self._session.abort()
+
+    def _open(
+        self,
+        pool: Callable[[], Pool],
+        *,
+        setting: Setting | None = None,
+    ) -> Session:
+        """A session that the caller runs; async handlers run on the calling loop."""
+        if self._session is not None:
+            raise RuntimeError("this worker is serving already")
+        if not self._handlers:
+            raise RuntimeError("this worker has no handlers: add one before it serves")
+        self._loop = asyncio.get_running_loop()
+        self._setting = setting or Setting(clock=self._clock)
+        clock = self._setting.clock
+        self._session = Session(pool(), self._identity(), self._start, clock=clock)
+        return self._session
 
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
@@ -274,7 +304,7 @@ class Worker:
             item,
             lease,
             worker_id=self.worker_id,
-            clock=self._clock,
+            setting=self._setting,
             save=functools.partial(session.save, lease.key),
         )
         handler = self._handlers.get(item.handler)
@@ -312,19 +342,20 @@ class _Attempt:
         lease: Lease,
         *,
         worker_id: str,
-        clock: Callable[[], float],
+        setting: Setting,
         save: Callable[[bytes], concurrent.futures.Future[None]],
     ) -> None:
         self._item = item
         self._lease = lease
-        self._clock = clock
+        self._setting = setting
+        self._clock = clock = setting.clock
         timeout_time = (lease.started or lease.received) + lease.timeout
         self.control = Control(
             overdue=lambda: _overdue(lease, timeout_time, clock()),
             remaining=lambda: max(0.0, timeout_time - clock()),
             save=save,
         )
-        self.context = _context(item, worker_id, self.control)
+        self.context = _context(item, worker_id, self.control, setting.now())
 
     @property
     def progress(self) -> float:
@@ -379,30 +410,9 @@ class _Attempt:
         return self._clock() - self._lease.received <= START_WITHIN
 
     def _call(self, handler: _Handler) -> Callable[[], Any]:
-        """The call to make, with its arguments; raises AttemptFailed if they do not fit."""
-        if handler.raw:
-            return functools.partial(handler.function, self.context, self._item.payload)
-        try:
-            arguments = json.loads(self._item.payload) if self._item.payload else {}
-        except ValueError as error:
-            raise AttemptFailed(
-                f"the payload is not JSON: {error}", kind=PAYLOAD_INVALID, retryable=False
-            ) from None
-        if not isinstance(arguments, dict):
-            raise AttemptFailed(
-                "the payload is not a JSON object, so it names no arguments",
-                kind=PAYLOAD_INVALID,
-                retryable=False,
-            )
-        try:
-            inspect.signature(handler.function).bind(self.context, **arguments)
-        except TypeError as error:
-            # Another worker, of a newer version, may take them: so another attempt can help.
-            raise AttemptFailed(
-                f"the payload does not fit handler {handler.name!r}: {error}",
-                kind=ARGUMENTS_INVALID,
-            ) from None
-        return functools.partial(handler.function, self.context, **arguments)
+        return call_arguments(
+            handler.name, handler.function, self.context, self._item.payload, raw=handler.raw
+        )
 
     # Reports
 
@@ -424,7 +434,7 @@ class _Attempt:
         return item
 
     def _succeeded(self, handler: _Handler, value: object) -> Item:
-        result = _encoded(value, raw=handler.raw)
+        result = encoded_result(value, raw=handler.raw)
         return Item(lease=self._item.lease, result=result)
 
     def _from_task(self, task: asyncio.Task[Item]) -> Item:
@@ -435,6 +445,8 @@ class _Attempt:
 
     def _from_error(self, error: BaseException) -> Item:
         """The report for an attempt that raised; one that was stopped is reported as that."""
+        if self._setting.on_error is not None:
+            self._setting.on_error(self.context, error)
         cause = self.control.stopped()
         if isinstance(error, ControlFlow):
             cause = error
@@ -471,7 +483,9 @@ def _overdue(lease: Lease, timeout_time: float, now: float) -> ControlFlow | Non
     return None
 
 
-def _context(item: worker_pb2.Assignments.Item, worker_id: str, control: Control) -> Context:
+def _context(
+    item: worker_pb2.Assignments.Item, worker_id: str, control: Control, now: datetime
+) -> Context:
     timeout = _convert.from_duration(item.attempt_timeout) or timedelta(days=31)
     return Context(
         run=item.lease.run,
@@ -485,7 +499,7 @@ def _context(item: worker_pb2.Assignments.Item, worker_id: str, control: Control
         covers_count=item.covers_count,
         fencing_token=item.lease.fencing_token,
         idempotency_key=item.idempotency_key,
-        deadline=datetime.now(UTC) + timeout,
+        deadline=now + timeout,
         queue=item.queue,
         handler=item.handler,
         worker_id=worker_id,
@@ -495,7 +509,36 @@ def _context(item: worker_pb2.Assignments.Item, worker_id: str, control: Control
     )
 
 
-def _encoded(value: object, *, raw: bool) -> bytes:
+def call_arguments(
+    name: str, function: _Function, context: Context, payload: bytes, *, raw: bool
+) -> Callable[[], Any]:
+    """The call of a handler, with its arguments; raises AttemptFailed if they do not fit."""
+    if raw:
+        return functools.partial(function, context, payload)
+    try:
+        arguments = json.loads(payload) if payload else {}
+    except ValueError as error:
+        raise AttemptFailed(
+            f"the payload is not JSON: {error}", kind=PAYLOAD_INVALID, retryable=False
+        ) from None
+    if not isinstance(arguments, dict):
+        raise AttemptFailed(
+            "the payload is not a JSON object, so it names no arguments",
+            kind=PAYLOAD_INVALID,
+            retryable=False,
+        )
+    try:
+        inspect.signature(function).bind(context, **arguments)
+    except TypeError as error:
+        # Another worker, of a newer version, may take them: so another attempt can help.
+        raise AttemptFailed(
+            f"the payload does not fit handler {name!r}: {error}",
+            kind=ARGUMENTS_INVALID,
+        ) from None
+    return functools.partial(function, context, **arguments)
+
+
+def encoded_result(value: object, *, raw: bool) -> bytes:
     """A handler's result as bytes; None is no result. Raises AttemptFailed if it cannot be kept."""
     if value is None:
         return b""

@@ -16,7 +16,7 @@ import logging
 import socket
 import sys
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import grpc
 
@@ -87,12 +87,22 @@ class LeaderLoop(Protocol):
     async def stop(self) -> None: ...
 
 
+@runtime_checkable
+class FollowsClock(Protocol):
+    """A leader loop that sleeps towards instants of cluster time."""
+
+    def look(self) -> None: ...
+
+
 class Server:
     """One node of a cluster, in this process and on this event loop.
 
     Args:
         on_fatal: called once when the node must end (the state machine raised, the disk failed, a
             bug showed); it has stopped deciding by then.
+        clock: default: the machine's.
+        make_engine: what stands in for Raft, given the replica that it is to change; default: Raft.
+        dial: makes a channel to the API address of another node; default: over the network.
     """
 
     def __init__(
@@ -102,23 +112,16 @@ class Server:
         *,
         on_fatal: Callable[[BaseException], None],
         clock: Clock | None = None,
+        make_engine: Callable[[Replica], Engine] | None = None,
+        dial: Callable[[str], grpc.aio.Channel] | None = None,
     ) -> None:
         self.node = config.node(node_id)
         self.config = config
         self.replica = Replica(config, ClusterClock(clock or HostClock()))
-        self.engine = Engine(
-            node_id=node_id,
-            peers=config.raft_addresses(),
-            data_dir=config.node_data_dir(node_id),
-            cluster_id=config.cluster_id,
-            apply=self.replica.apply,
-            stamp=self.replica.clock.now_ms,
-            options=_raft_options(config),
-            on_fatal=on_fatal,
-            tls=_tls_files(config, node_id),
-            snapshot=self.replica,
-            schema=SCHEMA,
-        )
+        if make_engine is not None:
+            self.engine = make_engine(self.replica)
+        else:
+            self.engine = _engine(self.replica, node_id, on_fatal)
         self.replica.attach(self.engine)
         self.leases = Leases(self.replica)
         self.dispatcher = Dispatcher(self.replica, self.leases)
@@ -136,7 +139,7 @@ class Server:
             health=self.health,
             on_fatal=on_fatal,
         )
-        self._edge = Edge(self.leadership, config.api_addresses())
+        self.edge = Edge(self.leadership, config.api_addresses(), dial=dial)
         self._runs: RunService | None = None
         self._api: grpc.aio.Server | None = None
 
@@ -168,13 +171,11 @@ class Server:
         await self.leadership.stop()
         if self._api is not None:
             await self._api.stop(STOP_GRACE_S)
-        await self._edge.close()
+        await self.edge.close()
         await self.engine.stop(handover=True)
 
-    def _bound_api(self) -> grpc.aio.Server:
-        """The API with its services, its port taken; it answers once it is started."""
-        address = self.node.api_address
-        server = grpc.aio.server(interceptors=[self._edge], options=SERVER_OPTIONS)
+    def register(self, server: grpc.aio.Server) -> None:
+        """Adds this node's services to a server; calls of ours are to pass through `edge`."""
         slices = Slices(self.replica.clock)
         self._runs = RunService(self.replica, slices, self.dispatcher)
         job_pb2_grpc.add_JobServiceServicer_to_server(
@@ -194,6 +195,12 @@ class Server:
             server,
         )
         self.health.register(server)
+
+    def _bound_api(self) -> grpc.aio.Server:
+        """The API with its services, its port taken; it answers once it is started."""
+        address = self.node.api_address
+        server = grpc.aio.server(interceptors=[self.edge], options=SERVER_OPTIONS)
+        self.register(server)
         try:
             port = server.add_insecure_port(address)
         except RuntimeError:
@@ -271,6 +278,12 @@ class Leadership:
         await asyncio.gather(task, return_exceptions=True)
         await self._end_loops()
 
+    def look(self) -> None:
+        """Has the loops look at the clock, which was set: no timer of theirs says so."""
+        for loop in self._loops:
+            if isinstance(loop, FollowsClock):
+                loop.look()
+
     def _on_event(self, event: LeaderEvent) -> None:
         if event.kind == "elected":
             self._elected_term = event.term
@@ -336,6 +349,23 @@ class Leadership:
             ),
             clock_source="log" if behind else "wall",
         )
+
+
+def _engine(replica: Replica, node_id: str, on_fatal: Callable[[BaseException], None]) -> Engine:
+    config = replica.config
+    return Engine(
+        node_id=node_id,
+        peers=config.raft_addresses(),
+        data_dir=config.node_data_dir(node_id),
+        cluster_id=config.cluster_id,
+        apply=replica.apply,
+        stamp=replica.clock.now_ms,
+        options=_raft_options(config),
+        on_fatal=on_fatal,
+        tls=_tls_files(config, node_id),
+        snapshot=replica,
+        schema=SCHEMA,
+    )
 
 
 def _raft_options(config: Config) -> RaftOptions:

@@ -174,6 +174,11 @@ class Dispatcher:
         replica.subscribe(self._on_changes)
 
     @property
+    def permit_time_ms(self) -> int | None:
+        """When a rate next lets something through that waits for it (UTC milliseconds)."""
+        return self._permit_time_ms
+
+    @property
     def started(self) -> bool:
         """Whether sessions may be attached."""
         return self._loop is not None
@@ -211,6 +216,10 @@ class Dispatcher:
         loop.cancel()
         await asyncio.gather(loop, return_exceptions=True)
         await self._tasks.cancel()
+
+    def look(self) -> None:
+        """Looks at once: the clock was set, and no timer says so."""
+        self._wake.set()
 
     # -- sessions ----------------------------------------------------------------------------------
 

@@ -63,6 +63,10 @@ class Ticker:
         await asyncio.gather(loop, return_exceptions=True)
         await self._tasks.cancel()
 
+    def look(self) -> None:
+        """Looks at once: the clock was set, and no timer says so."""
+        self._wake.set()
+
     def _on_changes(self, changes: Changes) -> None:
         if self._loop is not None and changes.jobs:
             self._wake.set()
