@@ -54,11 +54,13 @@ bench: .venv/.installed ## run every benchmark in bench/, one after the other
 	done
 
 # Each of these tests says how to play a failing seed again.
-chaos: .venv/.installed ## the randomised tests at 20 times their size (ten minutes)
+chaos: .venv/.installed ## faults on purpose with three seeds, and the random tests 20 times larger
 	TOCSIN_HISTORIES=$${TOCSIN_HISTORIES:-20} TOCSIN_ZONES=$${TOCSIN_ZONES:-600} \
 	TOCSIN_ORACLE_COMPARISONS=$${TOCSIN_ORACLE_COMPARISONS:-400000} \
 	  $(BIN)/python -m pytest $(wildcard tests/properties tests/chaos) \
 	  tests/schedule/test_oracle.py tests/schedule/test_zone.py $(ARGS)
+	@mkdir -p build
+	$(BIN)/tocsin verify --all --seeds $${SEEDS:-3} --json build/chaos.json --html build/chaos.html
 
 clean: ## remove what make made: environments, caches, build output
 	rm -rf .venv .tools build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

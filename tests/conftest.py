@@ -28,6 +28,7 @@ BUDGETS_S = {
     "readme": 90,
     "schedule": 40,
     "testing": 15,
+    "verify": 60,
 }
 
 _spent_s: Counter[str] = Counter()

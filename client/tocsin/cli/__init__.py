@@ -33,6 +33,7 @@ _COMMANDS = {
     "up": ("node", "Start all nodes of a cluster file on this machine."),
     "node": ("node", "Run one node of a cluster file."),
     "demo": ("demo", "Watch a cluster survive the death of its leader."),
+    "verify": ("verify", "Hurt scratch clusters, and check that every promise holds."),
 }
 
 

@@ -47,6 +47,7 @@ class Scratch:
         self.effects_file = folder / "effects.log"
         self.recorder = folder / "recording-sh"
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.environment: dict[str, Mapping[str, str]] = {}  # added to a process's own, by name
         self.effects_file.touch()
         self.recorder.write_text(RECORDER.format(effects=self.effects_file))
         self.recorder.chmod(0o700)
@@ -54,13 +55,17 @@ class Scratch:
 
     def start_node(self, node_id: str) -> int:
         """Starts a node and returns its process id."""
-        arguments = ["-m", "tocsin_node", "--node", node_id, "-c", str(self.config)]
-        return self._start(node_id, arguments)
+        arguments = ["-m", "tocsin_node", "--node", node_id, "-c", str(self.config_of(node_id))]
+        return self.start(node_id, arguments)
+
+    def config_of(self, node_id: str) -> Path:
+        """The cluster file that a node is started with."""
+        return self.config
 
     def start_worker(self, worker_id: str, *, slots: int) -> int:
         """Starts a shell worker and returns its process id."""
         arguments = ["-m", "tocsin", "-c", str(self.config), "worker", "shell"]
-        return self._start(worker_id, [*arguments, "--id", worker_id, "--slots", str(slots)])
+        return self.start(worker_id, [*arguments, "--id", worker_id, "--slots", str(slots)])
 
     def signal(self, name: str, number: signal.Signals) -> None:
         self.processes[name].send_signal(number)
@@ -100,14 +105,15 @@ class Scratch:
         """The last lines that a process has logged."""
         return "\n".join(self._log(name).read_text(errors="replace").splitlines()[-lines:])
 
-    def _start(self, name: str, arguments: list[str]) -> int:
+    def start(self, name: str, arguments: list[str]) -> int:
+        """Starts a Python process and returns its process id."""
         with self._log(name).open("ab") as log:
             process = subprocess.Popen(
                 [sys.executable, *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=_environment(os.environ),
+                env=_environment(os.environ) | dict(self.environment.get(name, {})),
                 start_new_session=True,  # Ctrl-C is for the story alone, which then stops the rest
             )
         self.processes[name] = process

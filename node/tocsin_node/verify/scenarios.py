@@ -1,0 +1,333 @@
+"""The drills there are: what each does to a cluster, and what it asks for beyond the rules."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping
+
+from tocsin.types import OccurrenceOutcome
+from tocsin_node.verify.drill import Drill, Planned, Scenario
+from tocsin_node.verify.history import History, Misfire, Overlap
+from tocsin_node.verify.judge import nominal_times, outcome_at
+
+TICK = Planned("tick", overlap=Overlap.ALLOW)
+SOLO = Planned("solo", work={"work_ms": 300})
+SLOW = Planned("slow", work={"work_ms": 2500, "stubborn": True})
+MIXED = (TICK, SOLO, SLOW)
+
+
+async def brief(drill: Drill) -> None:
+    leader = await drill.cluster.leader()
+    drill.say(f"kills the leader {leader}")
+    await drill.cluster.kill_nodes([leader], down_s=1)
+    worker = drill.random.choice(drill.workers)
+    drill.say(f"freezes {worker} past its leases")
+    await drill.cluster.freeze(worker, for_s=5)
+    await drill.rest(3)
+
+
+async def leader_churn(drill: Drill) -> None:
+    for _ in range(4):
+        leader = await drill.cluster.leader()
+        drill.say(f"kills the leader {leader}")
+        await drill.cluster.kill_nodes([leader], down_s=drill.random.uniform(0, 4))
+        await drill.rest(drill.random.uniform(4, 8))
+
+
+async def follower_killed(drill: Drill) -> None:
+    leader = await drill.cluster.leader()
+    followers = [node for node in drill.cluster.node_ids if node != leader]
+    for follower in followers:
+        drill.say(f"kills the follower {follower}")
+        await drill.cluster.kill_nodes([follower], down_s=drill.random.uniform(1, 5))
+        await drill.rest(3)
+
+
+async def all_down(drill: Drill) -> None:
+    drill.say("kills every node for 25 s")
+    await drill.cluster.kill_nodes(drill.cluster.node_ids, down_s=25)
+    await drill.settle()
+    await drill.rest(5)
+
+
+def misfires_as_configured(drill: Drill, history: History) -> Iterator[str]:
+    """`all` ran each, `skip` ran none that was long past, `latest` ran one for all of them."""
+    down = history.faults[0]
+    from_ms, to_ms = down.start_ms + history.utc_offset_ms, down.end_ms + history.utc_offset_ms
+    for job in history.jobs:
+        inside = [t for t in nominal_times(job) if from_ms + 1000 <= t <= to_ms - 8000]
+        outcomes = {outcome_at(job, time_ms) for time_ms in inside}
+        wanted = {
+            Misfire.ALL: {OccurrenceOutcome.RUN},
+            Misfire.SKIP: {OccurrenceOutcome.MISSED},
+            Misfire.LATEST: {OccurrenceOutcome.COALESCED},
+        }[job.misfire]
+        if outcomes != wanted:
+            yield f"{job.name}: of what fell into the outage {inside}, {outcomes}, not {wanted}"
+
+
+async def worker_frozen(drill: Drill) -> None:
+    for worker in drill.workers:
+        drill.say(f"freezes {worker} past its leases")
+        await drill.cluster.freeze(worker, for_s=drill.random.uniform(5, 8))
+        await drill.rest(5)
+
+
+def something_stale_was_refused(drill: Drill, history: History) -> Iterator[str]:
+    """The scenario is worth nothing if no late report or write came."""
+    refused = sum(run.refused_report_count for run in history.runs)
+    late = sum(not write.accepted for write in history.writes)
+    if not refused and not late:
+        yield "nothing stale came, so nothing stale was refused"
+
+
+async def worker_killed(drill: Drill) -> None:
+    for _ in range(4):
+        worker = drill.random.choice(drill.workers)
+        drill.say(f"kills {worker}")
+        drill.cluster.processes[worker].kill()
+        await drill.rest(drill.random.uniform(5, 8))
+
+
+async def leader_cut_off(drill: Drill) -> None:
+    leader = await drill.cluster.leader()
+    others = [node for node in drill.cluster.node_ids if node != leader]
+    drill.say(f"cuts the leader {leader} off for 15 s")
+    ways = [(leader, other) for other in others] + [(other, leader) for other in others]
+    await drill.cluster.cut(ways, for_s=15, name=leader)
+    await drill.rest(6)
+
+
+async def one_way_cuts(drill: Drill) -> None:
+    for outwards in (True, False):
+        leader = await drill.cluster.leader()
+        others = [node for node in drill.cluster.node_ids if node != leader]
+        drill.say(f"the leader {leader} can no longer {'speak' if outwards else 'hear'}")
+        ways = [(leader, other) if outwards else (other, leader) for other in others]
+        await drill.cluster.cut(ways, for_s=8, name=leader)
+        await drill.rest(6)
+
+
+async def bad_weather(drill: Drill) -> None:
+    relay = drill.cluster.relay
+    assert relay is not None, "this scenario has links"
+    drill.say("links take 20 ms, and lose 2 of 100 packets")
+    await relay.weather(delay_ms=20, jitter_ms=15, loss=0.02)
+    await drill.rest(10)
+    leader = await drill.cluster.leader()
+    drill.say(f"and the leader {leader} is killed")
+    await drill.cluster.kill_nodes([leader], down_s=2)
+    await drill.rest(10)
+    await relay.weather()
+
+
+async def rolling_restart(drill: Drill) -> None:
+    for node_id in drill.cluster.node_ids:
+        drill.say(f"restarts {node_id}")
+        await drill.cluster.stop_node(node_id)
+        await drill.rest(3)
+
+
+async def leader_frozen(drill: Drill) -> None:
+    for _ in range(2):
+        leader = await drill.cluster.leader()
+        drill.say(f"freezes the leader {leader}")
+        await drill.cluster.freeze(leader, for_s=drill.random.uniform(5, 8))
+        await drill.rest(5)
+
+
+async def host_frozen(drill: Drill) -> None:
+    drill.say("freezes everything for 40 s")
+    everything = [*drill.cluster.node_ids, *drill.workers]
+    await asyncio.gather(*(drill.cluster.freeze(name, for_s=40) for name in everything))
+    await drill.rest(6)
+
+
+async def two_of_five_gone(drill: Drill) -> None:
+    leader = await drill.cluster.leader()
+    others = [node for node in drill.cluster.node_ids if node != leader]
+    for node_id in (leader, others[0]):
+        drill.say(f"kills {node_id} for good")
+        drill.cluster.kill(node_id)
+    start_ms = drill.now_ms()
+    await drill.cluster.leader()
+    drill.cluster.mended("kill", f"{leader},{others[0]}", start_ms)
+    await drill.rest(15)
+
+
+async def no_worker(drill: Drill) -> None:
+    drill.say("all workers are frozen for 20 s")
+    await asyncio.gather(*(drill.cluster.freeze(name, for_s=20) for name in drill.workers))
+    await drill.rest(6)
+
+
+async def policies_at_work(drill: Drill) -> None:
+    await drill.rest(15)
+    leader = await drill.cluster.leader()
+    drill.say(f"kills the leader {leader}")
+    await drill.cluster.kill_nodes([leader], down_s=1)
+    await drill.rest(10)
+
+
+async def dying_handlers(drill: Drill) -> None:
+    drill.say("handlers kill their process: at once, or after their effect")
+    await drill.rest(25)
+
+
+async def failing_handlers(drill: Drill) -> None:
+    await drill.rest(10)
+    leader = await drill.cluster.leader()
+    drill.say(f"handlers fail twice each; kills the leader {leader}")
+    await drill.cluster.kill_nodes([leader], down_s=1)
+    await drill.rest(10)
+
+
+async def flood(drill: Drill) -> None:
+    async def storm() -> None:
+        async with asyncio.TaskGroup() as all_at_once:
+            for number in range(300):
+                all_at_once.create_task(drill.load.trigger(f"flood-{number}", drill.cluster.client))
+
+    drill.say("leases expire while 3,000 triggers come in")
+    frozen = asyncio.create_task(drill.cluster.freeze(drill.workers[0], for_s=6))
+    for _ in range(10):
+        await storm()
+    await frozen
+    await drill.rest(6)
+
+
+async def slow_disk(drill: Drill) -> None:
+    leader = await drill.cluster.leader()
+    start_ms = drill.now_ms()
+    drill.say(f"each sync of {leader} takes 2 s longer")
+    drill.cluster.orders[leader].slow_disk(2.0)
+    await drill.rest(10)
+    drill.cluster.orders[leader].slow_disk(0)
+    drill.cluster.mended("slow disk", leader, start_ms)
+    await drill.rest(6)
+
+
+async def failing_disk(drill: Drill) -> None:
+    leader = await drill.cluster.leader()
+    start_ms = drill.now_ms()
+    drill.say(f"the disk of {leader} fails")
+    drill.cluster.orders[leader].fail_disk(5)
+    process = drill.cluster.processes[leader]
+
+    async def stopped() -> bool:
+        return process.poll() is not None
+
+    await drill.cluster.until(f"{leader} stops", stopped)
+    drill.cluster.orders[leader].fail_disk(0)
+    drill.cluster.start_node(leader)
+    await drill.settle()
+    drill.cluster.mended("disk failed", leader, start_ms)
+    await drill.rest(6)
+
+
+SCENARIOS: Mapping[str, Scenario] = {
+    each.name: each
+    for each in (
+        Scenario("brief", "the leader is killed, a worker is frozen", brief, MIXED),
+        Scenario("leader-churn", "the leader is killed again and again", leader_churn, MIXED),
+        Scenario("follower-killed", "each follower is killed once", follower_killed, MIXED),
+        Scenario(
+            "all-down",
+            "all nodes are killed for 25 s, under each misfire policy",
+            all_down,
+            [
+                Planned("latest", misfire_grace_s=5, work={"work_ms": 10}),
+                Planned(
+                    "all",
+                    misfire=Misfire.ALL,
+                    misfire_grace_s=5,
+                    overlap=Overlap.QUEUE_ALL,
+                    work={"work_ms": 10},
+                ),
+                Planned("skip", misfire=Misfire.SKIP, misfire_grace_s=5, overlap=Overlap.QUEUE_ALL),
+            ],
+            check=misfires_as_configured,
+        ),
+        Scenario(
+            "worker-frozen",
+            "each worker is frozen past its leases",
+            worker_frozen,
+            MIXED,
+            check=something_stale_was_refused,
+        ),
+        Scenario("worker-killed", "workers are killed in mid-run", worker_killed, MIXED),
+        Scenario(
+            "leader-cut-off", "the leader is cut off for 15 s", leader_cut_off, MIXED, relayed=True
+        ),
+        Scenario(
+            "one-way-cuts",
+            "the leader can speak but not hear, then hear but not speak",
+            one_way_cuts,
+            MIXED,
+            relayed=True,
+        ),
+        Scenario("bad-weather", "links are slow and lossy", bad_weather, MIXED, relayed=True),
+        Scenario("rolling-restart", "each node is restarted in turn", rolling_restart, MIXED),
+        Scenario("leader-frozen", "the leader is frozen twice", leader_frozen, MIXED),
+        Scenario("host-frozen", "everything is frozen for 40 s", host_frozen, MIXED),
+        Scenario(
+            "two-of-five-gone", "two of five nodes go for good", two_of_five_gone, MIXED, nodes=5
+        ),
+        Scenario("no-worker", "no worker answers for 20 s", no_worker, MIXED),
+        Scenario(
+            "policies",
+            "each overlap policy, under work longer than the interval",
+            policies_at_work,
+            [
+                Planned("one", work={"work_ms": 2500}),
+                Planned("all", schedule="4s", overlap=Overlap.QUEUE_ALL, work={"work_ms": 3000}),
+                Planned("skip", overlap=Overlap.SKIP, work={"work_ms": 2500}),
+                Planned("allow", overlap=Overlap.ALLOW, work={"work_ms": 2500}),
+                Planned(
+                    "cancel",
+                    schedule="3s",
+                    overlap=Overlap.CANCEL_RUNNING,
+                    work={"work_ms": 4000},
+                    refused_ok=True,
+                ),
+            ],
+        ),
+        Scenario(
+            "dying-handlers",
+            "handlers kill their process, at once or after their effect",
+            dying_handlers,
+            [
+                TICK,
+                Planned("at-once", schedule="7s", work={"die": "at_once"}),
+                Planned("after-effect", schedule="7s", work={"die": "after_effect"}),
+            ],
+            workers=3,
+        ),
+        Scenario(
+            "failing-handlers",
+            "handlers fail twice before they succeed",
+            failing_handlers,
+            [TICK, Planned("third-time", schedule="3s", work={"fail": 2})],
+        ),
+        Scenario(
+            "flood",
+            "3,000 triggers come in while leases expire",
+            flood,
+            MIXED,
+        ),
+        Scenario(
+            "slow-disk",
+            "the leader's disk takes 2 s for each sync",
+            slow_disk,
+            MIXED,
+            bent=("n1", "n2", "n3"),
+        ),
+        Scenario(
+            "failing-disk",
+            "the leader's disk fails",
+            failing_disk,
+            MIXED,
+            bent=("n1", "n2", "n3"),
+        ),
+    )
+}
