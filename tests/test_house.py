@@ -97,8 +97,8 @@ def test_only_raft_imports_pysyncobj() -> None:
 
 
 def test_only_the_clock_asks_for_the_time() -> None:
-    # PySyncObj and the transport under it keep their own timers, which raft/ may drive; the demo and
-    # the drill look at a cluster from outside, as a user with a watch does.
+    # PySyncObj and the transport under it keep timers that raft/ may drive; the demo and the drill
+    # look at a cluster from outside, as a user with a watch does.
     outside = {NODE / "raft", NODE / "demo", NODE / "verify"}
     offences = [
         f"{_name(path)}:{line} calls {call}"

@@ -199,7 +199,11 @@ class Pool:
                 return result
             again = retry.next(result) if node is None else None
             if again is None:
-                raise self._final(result, request, node, within)
+                error = self._final(result, request, node, within)
+                error.may_have_taken_effect = _retry.may_have_taken_effect(
+                    retry.failures, _request_id(request)
+                )
+                raise error
             if time.monotonic() + again.pause >= deadline:
                 raise _retry.out_of_time(
                     retry.failures,

@@ -140,28 +140,38 @@ def out_of_time(
         else f"{failure.node}: {failure.summary()}"
         for failure in tried.values()
     )
-    kind, hint = _kind_and_hint(failures, list(tried.values()), is_change=request_id is not None)
-    if request_id is not None and any(failure.may_have_taken_effect for failure in failures):
+    uncertain = may_have_taken_effect(failures, request_id)
+    kind, hint = _kind_and_hint(failures, list(tried.values()), uncertain=uncertain)
+    if uncertain:
         hint += (
             f"; the change may have taken effect: repeat it with request_id={request_id!r},"
             " or look whether it did"
         )
     reason = failures[-1].reason if failures else ""
-    return kind(
+    error = kind(
         f"{what} found no answer within {timeout:g} s; {said or 'no node was tried'}",
         reason=reason,
         metadata=failures[-1].metadata if failures else None,
         hint=hint,
         request_id=request_id,
     )
+    error.may_have_taken_effect = uncertain
+    return error
+
+
+def may_have_taken_effect(failures: Sequence[Failure], request_id: str | None) -> bool:
+    """Whether a change may have been done in one of these tries."""
+    return request_id is not None and any(each.may_have_taken_effect for each in failures)
 
 
 def _kind_and_hint(
-    failures: Sequence[Failure], last: Sequence[Failure], *, is_change: bool
+    failures: Sequence[Failure], last: Sequence[Failure], *, uncertain: bool
 ) -> tuple[type[ApiError], str]:
     if failures and failures[-1].reason == "OVERLOADED":
-        return Overloaded, "the cluster has as much to do as it takes on; repeat later"
-    if is_change and any(failure.reason == "OUTCOME_UNKNOWN" for failure in failures):
+        # The last try wrote nothing; one before it may have.
+        kind: type[ApiError] = OutcomeUnknown if uncertain else Overloaded
+        return kind, "the cluster has as much to do as it takes on; repeat later"
+    if uncertain and any(failure.reason == "OUTCOME_UNKNOWN" for failure in failures):
         return OutcomeUnknown, "the leader was lost while it worked on this"
     if any(failure.reason in _LEADERLESS for failure in last):
         return NoLeader, "no node leads: see that a majority of the nodes is up (cluster status)"

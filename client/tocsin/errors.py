@@ -83,7 +83,11 @@ class ApiError(TocsinError):
         field: path of the field at fault, for bad requests, such as `job.schedules[0].cron`.
         hint: what to do about it, if anything is known to help.
         request_id: the id under which a change may be repeated without doing it twice.
+        may_have_taken_effect: whether a try of this change got no clear answer, so that it may have
+            been done, whatever a later try was told.
     """
+
+    may_have_taken_effect = False
 
     def __init__(
         self,

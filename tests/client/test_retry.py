@@ -131,6 +131,22 @@ def test_a_change_that_may_have_happened_says_so_and_names_its_request_id(
     assert "taken effect" not in str(read)
 
 
+def test_an_overloaded_cluster_does_not_hide_that_an_earlier_try_may_have_been_done() -> None:
+    overloaded = _failure("RESOURCE_EXHAUSTED", "OVERLOADED")
+    for failures, kind in (
+        ([overloaded], errors.Overloaded),
+        ([_failure("DEADLINE_EXCEEDED"), overloaded], errors.OutcomeUnknown),
+        ([_failure("UNKNOWN", "OUTCOME_UNKNOWN"), overloaded], errors.OutcomeUnknown),
+    ):
+        error = _retry.out_of_time(failures, what="DeleteJob", timeout=10, request_id="id-3")
+        assert type(error) is kind
+        assert error.may_have_taken_effect == (kind is errors.OutcomeUnknown)
+    read = _retry.out_of_time(
+        [_failure("DEADLINE_EXCEEDED"), overloaded], what="GetJob", timeout=10, request_id=None
+    )
+    assert type(read) is errors.Overloaded
+
+
 def test_request_ids_are_well_formed_and_never_the_same() -> None:
     ids = {_retry.new_request_id() for _ in range(1000)}
     assert len(ids) == 1000

@@ -42,6 +42,7 @@ class Operation:
     start_ms: int
     end_ms: int | None
     answer: Answer
+    reason: str = ""  # of a refusal
 
 
 @dataclass(frozen=True)

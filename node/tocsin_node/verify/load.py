@@ -143,15 +143,17 @@ class Load:
         call: Callable[[], Awaitable[object]],
     ) -> None:
         start_ms = boottime_ms()
-        answer = Answer.OK
+        answer, reason = Answer.OK, ""
         try:
             await call()
         except (OutcomeUnknown, DeadlineExceeded, Unavailable):
             answer = Answer.UNKNOWN
-        except ApiError:
-            answer = Answer.REFUSED
+        except ApiError as refusal:
+            # What a later try is told does not say what an earlier one without an answer did.
+            answer = Answer.UNKNOWN if refusal.may_have_taken_effect else Answer.REFUSED
+            reason = refusal.reason
         end_ms = None if answer is Answer.UNKNOWN else boottime_ms()
-        self.operations.append(Operation(name, verb, job, value, start_ms, end_ms, answer))
+        self.operations.append(Operation(name, verb, job, value, start_ms, end_ms, answer, reason))
 
     def _written(self, job: str, value: str) -> Job:
         return Job(name=job, handler=HANDLER, labels={VALUE_LABEL: value})
