@@ -46,6 +46,7 @@ log = logging.getLogger("tocsin")
 MESSAGE_BYTES_MAX = 4 * 1024 * 1024
 ENDPOINTS_VARIABLE = "TOCSIN_ENDPOINTS"
 ENDPOINTS_FILE = "cluster.yaml"  # in the working directory, when nothing else is said
+DOWNLOAD_SILENCE_MAX = 600.0  # seconds; a node writes all of a backup before it sends any
 STREAM_SILENCE_MAX = 12.0  # seconds; a watch sends something at least every 5
 
 SENT_MAX = 10_000  # changes whose first time is remembered
@@ -270,6 +271,35 @@ class Pool:
                 raise _retry.out_of_time(retry.failures, what=what, timeout=within, request_id=None)
             avoid = self.take_hint(failure, again)
             await asyncio.sleep(again.pause)
+
+    async def download(
+        self,
+        method: Callable[[Stubs], UnaryStreamMultiCallable[_Req, _Resp]],
+        request: _Req,
+        *,
+        node: str,
+    ) -> AsyncIterator[_Resp]:
+        """Reads a stream of one node to its end. It is not resumed: half of it is of no use.
+
+        Raises:
+            ApiError: the node refused, broke off, or fell silent.
+        """
+        call = method(self._dial(node))(request)
+        failure: Failure | None = None
+        try:
+            while True:
+                async with asyncio.timeout(DOWNLOAD_SILENCE_MAX):
+                    message = await call.read()
+                if message is grpc.aio.EOF:
+                    return
+                yield cast("_Resp", message)
+        except grpc.aio.AioRpcError as error:
+            failure = self._decode(node, error)
+        except TimeoutError:
+            failure = self._failure(node, "DEADLINE_EXCEEDED", "the node fell silent")
+        finally:
+            call.cancel()
+        raise self._final(failure, request, node, DOWNLOAD_SILENCE_MAX)
 
     def session(self, node: str) -> SessionStream:
         """Opens a worker session with one node; nothing is sent before the first frame."""

@@ -41,6 +41,7 @@ from tocsin.types import (
     OccurrenceRange,
     OverlapPolicy,
     Preview,
+    Restored,
     RetryPolicy,
     Run,
     RunCause,
@@ -439,6 +440,17 @@ def from_status(message: cluster_pb2.GetStatusResponse) -> ClusterStatus:
         worker_count=message.worker_count,
         version=message.version,
         process_id=message.process_id,
+        incarnation=message.incarnation,
+        restored=_from_restored(message.restored) if message.HasField("restored") else None,
+    )
+
+
+def _from_restored(message: cluster_pb2.Restored) -> Restored:
+    return Restored(
+        restore_time=optional_time(message, "restore_time"),
+        index=message.index,
+        in_flight_count=message.in_flight_count,
+        in_flight_runs=tuple(message.in_flight_runs),
     )
 
 

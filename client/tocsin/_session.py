@@ -118,6 +118,8 @@ class Session:
         self._unsent: dict[Key, None] = {}  # those of them not yet sent on this stream, in order
         self._checkpoints: dict[Key, _Checkpoint] = {}  # not yet acknowledged
         self._lost: set[Key] = set()  # running, but over: the leader said so
+        self._incarnation = ""  # of the cluster that all of this is about
+        self._void: set[Key] = set()  # running, and of an earlier incarnation: nobody is told
         self._drain_reason: str | None = None
         self._abort_time: float | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -196,7 +198,10 @@ class Session:
         self._running.pop(key, None)
         self._drop_checkpoint(key, LeaseLost("the attempt is over"))
         self.table.finished(key)
-        if key in self._lost and report.WhichOneof("outcome") != "result":
+        if key in self._void:
+            self._void.discard(key)
+            self._lost.discard(key)
+        elif key in self._lost and report.WhichOneof("outcome") != "result":
             # The leader has ended this lease itself. A result is sent all the same: whether it is
             # too late is for the leader to say.
             self._lost.discard(key)
@@ -318,6 +323,7 @@ class Session:
             labels=self._identity.labels,
             sdk=self._identity.sdk,
             held=[_wire_lease(lease) for lease in self.table.held()],
+            incarnation=self._incarnation,
         )
 
     def _redirected(self, stream: SessionStream, frame: worker_pb2.SessionResponse) -> Failure:
@@ -349,6 +355,9 @@ class Session:
         interval = _convert.seconds(welcome.heartbeat_interval)
         self._heartbeat_every = min(HEARTBEAT_EVERY, interval or HEARTBEAT_EVERY)
         self._batch_max = welcome.max_batch or BATCH_DEFAULT
+        if self._incarnation and welcome.incarnation != self._incarnation:
+            self._start_anew()
+        self._incarnation = welcome.incarnation
         kept = {_key(item.lease): item for item in welcome.kept}
         for key, item in kept.items():
             self.table.kept(key, _convert.seconds(item.lease_duration), hello_sent)
@@ -358,6 +367,28 @@ class Session:
         self._fresh_from = None  # what is held was sorted just now
         self._start_waiting()
         log.debug("session with %s, term %d", welcome.node_id, welcome.term)
+
+    def _start_anew(self) -> None:
+        """The cluster was restored from a backup, or is another one: what is held here is void.
+
+        A token of the cluster before may even be somebody else's in this one, so no report of it
+        is sent any more.
+        """
+        log.warning(
+            "the cluster was restored or made anew: %d attempts stop, %d reports are dropped",
+            len(self._running),
+            len(self._unacknowledged),
+        )
+        for key in list(self._unacknowledged):
+            self.table.drop(key)
+        self._unacknowledged.clear()
+        self._unsent.clear()
+        for _, lease in self._waiting:
+            self.table.drop(lease.key)
+        self._waiting.clear()
+        self._void.update(self._running)
+        for key in list(self._running):
+            self._lose(key)
 
     # Reading
 

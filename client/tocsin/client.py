@@ -21,13 +21,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from tocsin import _convert
+from tocsin import _backup, _convert
 from tocsin._channel import Pool, quiet_poller, resolve
 from tocsin._retry import new_request_id
 from tocsin.errors import RevisionCompacted
 from tocsin.schedule import At, Cron, Every, Schedule
 from tocsin.types import (
     Applied,
+    Backup,
     ClusterStatus,
     Explanation,
     Fence,
@@ -449,6 +450,51 @@ class AsyncClient:
         )
         return _convert.from_status(response)
 
+    async def transfer_leadership(self, target_id: str = "") -> str:
+        """Makes another node the leader; changes wait meanwhile, for three seconds at most.
+
+        Args:
+            target_id: a node; empty for any that is fit and has caught up.
+
+        Returns:
+            Id of the node that leads now.
+
+        Raises:
+            NotFound: there is no such node.
+            FailedPrecondition: it lags (TARGET_NOT_CAUGHT_UP), is not there, or is not fit.
+        """
+        request = cluster_pb2.TransferLeadershipRequest(target_id=target_id)
+        response = await self._pool.call(
+            lambda s: s.cluster.TransferLeadership, request, within=self.timeout
+        )
+        return response.leader_id
+
+    async def backup(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        node_id: str | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Backup:
+        """Saves the state of one node to a file that `tocsin restore` takes.
+
+        Args:
+            path: a file there is replaced, once the new one is whole.
+            node_id: take it from this node; None: from the leader, or any node if none is known.
+            progress: called with the bytes that have come, and all that will.
+
+        Raises:
+            ApiError: the node refused, or it broke off; take it again.
+            OSError: the file could not be written.
+        """
+        node = node_id or self._pool.leader or self._pool.pick()
+        if node not in self._pool.nodes:
+            known = ", ".join(self._pool.nodes)
+            raise ValueError(f"{node!r} is not a node of this cluster; there are: {known}")
+        request = cluster_pb2.StreamSnapshotRequest()
+        parts = self._pool.download(lambda s: s.cluster.StreamSnapshot, request, node=node)
+        return await _backup.save(parts, Path(path), node_id=node, progress=progress)
+
 
 class Client:
     """The same for code without an event loop; usable from any thread; `with` closes it.
@@ -621,6 +667,20 @@ class Client:
     def cluster_status(self, node_id: str | None = None) -> ClusterStatus:
         """As AsyncClient.cluster_status."""
         return self._portal.run(self._async.cluster_status(node_id))
+
+    def transfer_leadership(self, target_id: str = "") -> str:
+        """As AsyncClient.transfer_leadership."""
+        return self._portal.run(self._async.transfer_leadership(target_id))
+
+    def backup(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        node_id: str | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Backup:
+        """As AsyncClient.backup; `progress` is called on another thread."""
+        return self._portal.run(self._async.backup(path, node_id=node_id, progress=progress))
 
 
 def _joined(before: JobAudit, part: JobAudit) -> JobAudit:

@@ -11,6 +11,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 from tocsin.schedule import Schedule
@@ -24,6 +25,7 @@ __all__ = [
     "AttemptOutcome",
     "AuditFault",
     "AuditFaultKind",
+    "Backup",
     "ClusterStatus",
     "Explanation",
     "ExplanationStep",
@@ -40,6 +42,7 @@ __all__ = [
     "OccurrenceRange",
     "OverlapPolicy",
     "Preview",
+    "Restored",
     "RetryPolicy",
     "Run",
     "RunCause",
@@ -485,6 +488,39 @@ class Member:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Restored:
+    """What is known of a cluster's restore from a backup.
+
+    Attributes:
+        index: log index of the entry that ended every lease.
+        in_flight_count: leases that were alive in the backup: their runs may have gone on since.
+        in_flight_runs: names of those runs; the first thousand.
+    """
+
+    restore_time: datetime | None
+    index: int
+    in_flight_count: int
+    in_flight_runs: Sequence[str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Backup:
+    """A backup of the cluster in a file.
+
+    Attributes:
+        node_id: the node that it came from.
+        index: log index of the last entry in it.
+        sha256: hex digest of the file.
+    """
+
+    path: Path
+    node_id: str
+    index: int
+    size_bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class ClusterStatus:
     """The cluster as one node sees it; `leader_id` is empty while it knows of no leader."""
 
@@ -503,3 +539,5 @@ class ClusterStatus:
     worker_count: int
     version: str
     process_id: int
+    incarnation: str = ""
+    restored: Restored | None = None

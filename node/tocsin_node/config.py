@@ -35,6 +35,7 @@ NODE_COUNTS = (1, 3, 5, 7)
 ENVIRONMENT_PREFIX = "TOCSIN_"
 
 DAY_MS = 24 * 60 * 60 * 1000
+FIRST_INDEX_MAX = 2**60
 LOOPBACK = "a loopback address (127.0.0.0/8, ::1 or localhost) until access control exists"
 
 # A profile is a pair of timings that fit each other; either value may still be given by itself.
@@ -110,6 +111,7 @@ _DURATION_UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": DAY_
 _SIZE = re.compile(r"([0-9]{1,12})(B|KiB|MiB|GiB)")
 _SIZE_UNITS_BYTES = {"B": 1, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3}
 _DIGITS = re.compile(r"[0-9]{1,15}")
+_INDEX = re.compile(r"[0-9]{1,19}")
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 _FACTOR = re.compile(r"[0-9]{1,3}(?:\.[0-9]{1,3})?")
 _HOST_NAME = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?", re.IGNORECASE)
@@ -138,6 +140,13 @@ def _name(value: object) -> str:
             _expected(value, "1 to 63 of a-z 0-9 . _ -, beginning with a letter or digit")
         )
     return value
+
+
+def _log_index(value: object) -> int:
+    text = value if isinstance(value, str) else ""
+    if not _INDEX.fullmatch(text) or not 1 <= int(text) <= FIRST_INDEX_MAX:
+        raise ValueError(_expected(value, f"a log index from 1 to {FIRST_INDEX_MAX}"))
+    return int(text)
 
 
 def _factor(value: object) -> float:
@@ -234,6 +243,7 @@ class RaftConfig(_Section):
     batch_bytes: Annotated[int, BeforeValidator(_within(size_bytes, "4KiB", "1MiB"))] = Field(
         default=256 * 1024, alias="batch"
     )
+    first_index: Annotated[int, BeforeValidator(_log_index)] = 1
 
     @model_validator(mode="before")
     @classmethod

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import secrets
 import socket
 import sys
 from collections.abc import Callable
@@ -38,7 +39,7 @@ from tocsin_node.api.worker import WorkerService
 from tocsin_node.certs import CertificateError, TlsFiles, ensure, node_files
 from tocsin_node.clock import Clock, ClusterClock, HostClock
 from tocsin_node.config import Config
-from tocsin_node.core.command import SCHEMA, BeginTerm
+from tocsin_node.core.command import SCHEMA, BeginIncarnation, BeginTerm
 from tocsin_node.core.model import Limits
 from tocsin_node.leader.deadlines import Deadlines
 from tocsin_node.leader.dispatcher import Dispatcher
@@ -174,6 +175,14 @@ class Server:
         await self.edge.close()
         await self.engine.stop(handover=True)
 
+    def _cluster_service(self) -> ClusterService:
+        return ClusterService(
+            self.replica,
+            self.leadership,
+            folder=self.config.node_data_dir(self.node.id),
+            worker_count=lambda: len(self.dispatcher.workers()),
+        )
+
     def register(self, server: grpc.aio.Server) -> None:
         """Adds this node's services to a server; calls of ours are to pass through `edge`."""
         slices = Slices(self.replica.clock)
@@ -187,11 +196,7 @@ class Server:
         )
         fence_pb2_grpc.add_FenceServiceServicer_to_server(FenceService(self.replica), server)
         cluster_pb2_grpc.add_ClusterServiceServicer_to_server(
-            ClusterService(
-                self.replica,
-                self.leadership,
-                worker_count=lambda: len(self.dispatcher.workers()),
-            ),
+            self._cluster_service(),
             server,
         )
         self.health.register(server)
@@ -309,7 +314,10 @@ class Leadership:
         """Writes the term's first command, then starts the loops, unless deposed meanwhile."""
         while self._elected_term == term:
             try:
-                await self._replica.execute(self._begin_term(term), reserved=True)
+                # In one entry: nothing of an older incarnation survives into the new term.
+                await self._replica.execute_many(
+                    [*self._begin_incarnation(), self._begin_term(term)], reserved=True
+                )
                 break
             except (NotLeader, EngineStopped):
                 return
@@ -331,6 +339,13 @@ class Leadership:
         for loop in reversed(self._loops):
             await loop.stop()
         log.info("node %s no longer serves as leader of term %d", self.node_id, term)
+
+    def _begin_incarnation(self) -> list[BeginIncarnation]:
+        """Names a new cluster, or one that was restored from a backup."""
+        before, restored = self._replica.state.incarnation, self._replica.engine.cluster_incarnation
+        if restored and restored != before:
+            return [BeginIncarnation(before, restored, True)]
+        return [] if before else [BeginIncarnation("", secrets.token_hex(16), False)]
 
     def _begin_term(self, term: int) -> BeginTerm:
         config, clock = self._replica.config, self._replica.clock
@@ -364,6 +379,7 @@ def _engine(replica: Replica, node_id: str, on_fatal: Callable[[BaseException], 
         on_fatal=on_fatal,
         tls=_tls_files(config, node_id),
         snapshot=replica,
+        first_index=config.raft.first_index,
         schema=SCHEMA,
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -274,6 +275,16 @@ class FakeClient:
         if found is None:
             raise Unavailable(f"{node_id} does not answer")
         return found
+
+    def transfer_leadership(self, target_id: str = "") -> str:
+        self._note("transfer_leadership", target_id)
+        return target_id or "n2"
+
+    def backup(self, path: Path, *, progress: Any = None) -> types.Backup:
+        self._note("backup", path)
+        path.write_bytes(b"state")
+        node_id = self.opened_with[-1].endpoints or ""
+        return types.Backup(path=path, node_id=node_id, index=100, size_bytes=5, sha256="ab")
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,8 @@ from click.testing import Result
 
 from tests.cli.conftest import NOON, FakeClient, make_status
 from tocsin.cli.cluster import quorum_words
-from tocsin.types import WorkerInfo
+from tocsin.errors import FailedPrecondition
+from tocsin.types import Restored, WorkerInfo
 
 Tocsin = Callable[..., Result]
 
@@ -130,3 +132,58 @@ def test_up_names_every_fault_of_the_file_once(tocsin: Tocsin, tmp_path: Path) -
     assert "nodes" in result.stderr
     assert "profle" in result.stderr
     assert "Traceback" not in result.stderr
+
+
+def test_a_backup_is_taken_from_a_node_that_does_not_lead(
+    tocsin: Tocsin, client: FakeClient, tmp_path: Path
+) -> None:
+    client.statuses = {node: make_status(node, "n1") for node in ("n1", "n2", "n3")}
+    result = tocsin("cluster", "backup", str(tmp_path / "b"))
+    assert result.exit_code == 0, result.stderr
+    assert "entry 100 of n2, 5 bytes, sha256 ab" in result.stdout
+    assert client.opened_with[-1].endpoints == client.nodes["n2"]
+    again = tocsin("cluster", "backup", str(tmp_path / "b"))
+    assert again.exit_code == 1
+    assert "--force replaces it" in again.stderr
+    shown = tocsin(
+        "cluster", "backup", str(tmp_path / "b"), "--force", "--node", "n3", "-o", "json"
+    )
+    assert json.loads(shown.stdout)["nodeId"] == "n3"
+    assert tocsin("cluster", "backup", str(tmp_path / "c"), "--node", "n9").exit_code == 2
+
+
+def test_a_node_that_is_behind_is_not_backed_up(
+    tocsin: Tocsin, client: FakeClient, tmp_path: Path
+) -> None:
+    client.statuses = {node: make_status(node, "n1") for node in ("n1", "n2", "n3")}
+    client.statuses["n1"] = replace(client.statuses["n1"], applied_index=10_000)
+    assert tocsin("cluster", "backup", str(tmp_path / "b")).exit_code == 0
+    assert client.opened_with[-1].endpoints == client.nodes["n1"]
+
+
+def test_the_leader_is_moved_and_named(tocsin: Tocsin, client: FakeClient) -> None:
+    assert tocsin("cluster", "leader", "transfer", "n3").stdout == "n3 leads\n"
+    assert client.asked("transfer_leadership") == [(("n3",), {})]
+    client.error = FailedPrecondition("n3 is 20000 entries behind", reason="TARGET_NOT_CAUGHT_UP")
+    refused = tocsin("cluster", "leader", "transfer", "n3")
+    assert refused.exit_code == 4
+    assert refused.stderr.startswith("error: n3 is 20000 entries behind")
+
+
+def test_status_says_what_may_have_been_in_flight_when_the_cluster_was_restored(
+    tocsin: Tocsin, client: FakeClient
+) -> None:
+    client.statuses = {node: make_status(node, "n1") for node in ("n1", "n2", "n3")}
+    restored = Restored(
+        restore_time=NOON,
+        index=7,
+        in_flight_count=12,
+        in_flight_runs=[f"default/j/{n}" for n in range(12)],
+    )
+    client.statuses["n2"] = replace(client.statuses["n2"], restored=restored)
+    lines = tocsin("cluster", "status").stdout.splitlines()
+    assert "12 runs were possibly in flight" in lines[5]
+    assert "  default/j/0" in lines
+    assert lines[-1] == "  and 2 more: tocsin cluster status -o json"
+    shown = json.loads(tocsin("cluster", "status", "-o", "json").stdout)
+    assert len(shown["restored"]["inFlightRuns"]) == 12

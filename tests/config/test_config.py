@@ -86,7 +86,7 @@ def test_every_setting_is_read_with_its_unit() -> None:
     config = read(
         MINIMAL
         + """
-raft: {election_timeout: [1s, 2.5s], heartbeat_interval: 250ms}
+raft: {election_timeout: [1s, 2.5s], heartbeat_interval: 250ms, first_index: 1900000000000000}
 scheduler: {misfire_grace: 2m, misfire: all, overlap: allow}
 leases: {default: 3s, heartbeats_per_lease: 4}
 retry: {max_attempts: 5, initial: 500ms, factor: 1.5, max: 2h}
@@ -97,6 +97,7 @@ log: {level: debug, format: json}
     )
     assert config.raft.election_timeout_ms == (1000, 2500)
     assert config.raft.heartbeat_interval_ms == 250
+    assert config.raft.first_index == 1_900_000_000_000_000
     assert config.scheduler.misfire_grace_ms == 120_000
     assert (config.scheduler.misfire, config.scheduler.overlap) == ("all", "allow")
     assert (config.leases.default_ms, config.leases.heartbeats_per_lease) == (3000, 4)
@@ -211,7 +212,7 @@ logs: {level: info}
         "5m, 1h, 7d",
         "raft.electon_timeout: got an unknown key, expected one of profile, election_timeout, "
         "heartbeat_interval, certs, segment, snapshot_every, disk_reserve, batch_operations, "
-        "batch; did you mean election_timeout?",
+        "batch, first_index; did you mean election_timeout?",
         "scheduler.overlap: got 'queue_two', expected queue_one, queue_all, skip, allow or "
         "cancel_running",
         "leases: got '30s', expected the keys default, heartbeats_per_lease",
@@ -316,6 +317,8 @@ def test_addresses_that_are_refused(address: str, expected: str) -> None:
             "raft.heartbeat_interval: got 250ms, expected less than a third of the shortest "
             "election timeout (500ms)",
         ),
+        ("raft: {first_index: 1e15}",
+         "raft.first_index: got '1e15', expected a log index from 1 to 1152921504606846976"),
         ("raft: {profile: moon}", "raft.profile: got 'moon', expected lan or wan"),
         ("leases: {default: 500ms}", "leases.default: got '500ms', expected 1s to 24h"),
         ("leases: {default: }", "leases.default: got nothing, expected a duration with a unit such "
@@ -440,7 +443,7 @@ def test_overrides_that_name_no_setting_are_faults() -> None:
         "TOCSIN_LOG__...",
         "raft.profil: got an unknown key, expected one of profile, election_timeout, "
         "heartbeat_interval, certs, segment, snapshot_every, disk_reserve, batch_operations, "
-        "batch; did you mean profile?",
+        "batch, first_index; did you mean profile?",
         "log.level: got nothing, expected debug, info, warning or error",
     ]
 

@@ -840,3 +840,26 @@ def test_a_run_of_an_older_definition_covers_nothing_of_the_present_one(m: Machi
     assert m.state.spec_of(m.state.runs[SECOND]).handler == "right"
     assert m.state.runs[SECOND].covers_count == 2
     assert m.state.runs[FIRST].covers_count == 1
+
+
+def test_a_restore_ends_every_lease_and_names_what_may_have_been_in_flight(m: Machine) -> None:
+    m.done(c.BeginIncarnation("", "first", False))
+    m.create(overlap=Overlap.ALLOW)
+    m.due()
+    token = m.grant(FIRST)
+    m.done(c.BeginIncarnation("first", "second", True))
+    restored = m.state.restored
+    assert restored is not None
+    assert (restored.in_flight_count, restored.in_flight) == (1, (FIRST,))
+    assert restored.index == m.state.index
+    assert m.state.leases == {}
+    assert m.refused(c.Complete(FIRST, token, AttemptOutcome.SUCCEEDED)) is Reason.FENCED
+    last = m.state.runs[FIRST].attempts[-1]
+    assert last.outcome is AttemptOutcome.LEASE_EXPIRED
+    assert "restored" in last.error_message
+    again = m.one(c.BeginIncarnation("first", "second", True))
+    assert isinstance(again, Applied)
+    assert again.repeated
+    assert m.state.restored is restored
+    assert restore(snapshot(m.state)).restored == restored
+    assert restore(snapshot(m.state)).incarnation == "second"

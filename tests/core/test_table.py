@@ -94,6 +94,9 @@ LeaseUsed, stale token             | `RUN_NOT_FOUND` | `FENCED`              | `
 RaiseAlert                         | `NOT_READY`     | `NOT_READY`           | `NOT_READY`           | `NOT_READY`           | `NOT_READY`           | `NOT_READY`   | `NOT_READY`   | `NOT_READY`
 RaiseAlert, of a late job          | =               | =                     | =                     | =                     | =                     | =             | =             | =
 UseSchema                          | =               | =                     | =                     | =                     | =                     | =             | =             | =
+BeginIncarnation                   | =               | =                     | =                     | =                     | =                     | =             | =             | =
+BeginIncarnation, of a restore     | =               | =                     | RETRY_WAIT            | CANCELLED             | =                     | =             | =             | =
+BeginIncarnation, decided before   | `STALE_PLAN`    | `STALE_PLAN`          | `STALE_PLAN`          | `STALE_PLAN`          | `STALE_PLAN`          | `STALE_PLAN`  | `STALE_PLAN`  | `STALE_PLAN`
 """
 
 NO_RUN, CANCELLING = "no run", "cancelling"
@@ -347,6 +350,9 @@ MAKE: dict[str, Callable[[Machine], c.Command]] = {
     "RaiseAlert": lambda m: c.RaiseAlert(NAME, m.state.jobs[NAME].uid),
     "RaiseAlert, of a late job": late_job,
     "UseSchema": lambda m: c.UseSchema(1),
+    "BeginIncarnation": lambda m: c.BeginIncarnation("", "i1", False),
+    "BeginIncarnation, of a restore": lambda m: c.BeginIncarnation("", "i1", True),
+    "BeginIncarnation, decided before": lambda m: c.BeginIncarnation("i0", "i1", True),
 }
 
 

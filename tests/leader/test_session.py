@@ -77,6 +77,25 @@ async def test_welcome_comes_after_a_round_that_confirms_leadership() -> None:
 
 
 @virtual
+async def test_leases_of_another_incarnation_are_lost_and_their_reports_refused() -> None:
+    async with Node() as node:
+        await node.replica.execute(c.BeginIncarnation("", "one", False))
+        first, lease = await assigned(node)
+        first.finish()
+        await first.call
+        again = node.worker(held=[lease])
+        again.hello.incarnation = "one"
+        welcome = await again.greet()
+        assert (welcome.incarnation, [kept.lease for kept in welcome.kept]) == ("one", [lease])
+        again.finish()
+        await again.call
+        old = node.worker(held=[lease])
+        old.hello.incarnation = "zero"
+        welcome = await old.greet()
+        assert (list(welcome.kept), list(welcome.lost)) == ([], [lease])
+
+
+@virtual
 async def test_a_leader_deposed_during_the_round_redirects() -> None:
     async with Node() as node:
         worker = node.worker()

@@ -23,10 +23,13 @@ from tocsin import Every, Job, RunState
 from tocsin.workers.shell_payload import ShellPayload
 from tocsin_node.audit import FaultKind, audit, open_book
 from tocsin_node.core import command as c
-from tocsin_node.core.model import After, AttemptOutcome, Cause, idempotency_key
+from tocsin_node.core.model import After, AttemptOutcome, Cause, Overlap, idempotency_key
 from tocsin_node.core.model import RunState as CoreState
 from tocsin_node.core.result import Applied, Reason
+from tocsin_node.core.state import capture, restore_chunks
 from tocsin_node.explain import explain
+from tocsin_node.raft import backup
+from tocsin_node.raft.snapshot import SnapshotStore
 
 # Fixtures, and promises that are shown where lease time is tested.
 __all__ = [
@@ -336,6 +339,45 @@ def test_a_job_that_does_not_succeed_in_time_raises_an_alert_also_when_no_worker
     switch = m.state.jobs[NAME].watch
     assert switch is not None
     assert switch.alert_time_ms == m.now_ms
+
+
+def test_after_a_restore_every_token_is_above_all_that_came_before(
+    m: Machine, tmp_path: Path
+) -> None:
+    m.create(overlap=Overlap.ALLOW)
+    m.due()
+    m.grant(FIRST)
+    store = SnapshotStore(tmp_path, cluster_id="c")
+    chunks = capture(m.state).chunks()
+    store.write(backup.Base(m.state.index, 1), chunks, path=tmp_path / "b")
+    for _ in range(1_000):  # what came after the backup, and is not in it
+        m.due()
+        highest = m.grant(m.runs()[-1].name)
+
+    found = backup.inspect(tmp_path / "b", cluster_id="c")
+    at = backup.restored_index(found, floor=0, unix_s=m.now_ms // 1_000)
+    backup.restore(
+        tmp_path / "b", tmp_path / "n1", cluster_id="c", node_id="n1", at=at, incarnation="i"
+    )
+    (made,) = SnapshotStore(tmp_path / "n1" / "snapshots", cluster_id="c").load()
+    m.state = restore_chunks(store.read(found))
+    m.state.index = made.at
+    m.done(c.BeginIncarnation("", "i", True))
+    m.now_ms += 60_000
+    assert m.grant(FIRST) > highest
+
+
+def test_a_restore_ends_every_lease_of_the_backup(m: Machine) -> None:
+    m.create(overlap=Overlap.ALLOW)
+    m.due()
+    token = m.grant(FIRST)
+    m.state = restore_chunks(capture(m.state).chunks())
+    m.done(c.BeginIncarnation("", "i", True))
+    assert m.state.leases == {}
+    assert m.refused(c.Complete(FIRST, token, AttemptOutcome.SUCCEEDED)) is Reason.FENCED
+    assert m.refused(c.AdvanceFence(FIRST, token, "r", 60_000)) is Reason.FENCED
+    assert m.state.restored is not None
+    assert m.state.restored.in_flight == (FIRST,)
 
 
 # -- when things run -------------------------------------------------------------------------------

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import time
 
+import msgspec
 import pytest
 
 from tocsin_node.raft import backup
+from tocsin_node.raft.disk import Disk
 from tocsin_node.raft.engine import SnapshotDamaged, SnapshotFailed, WrongDataDir
+from tocsin_node.raft.transport import Refusal
 
 
 async def test_a_backup_is_taken_online_from_any_node_and_restored(new_cluster, tmp_path):
@@ -44,6 +48,8 @@ async def test_a_backup_is_taken_online_from_any_node_and_restored(new_cluster, 
     assert values.items() <= again.values.items()
     index, _ = await again.engine.propose(b"k=v")
     assert index > at > last
+    # Else a node that holds nothing but the backup would be taken for the one with the newest log.
+    assert again.engine.term > taken.term > 0
     assert {m.engine.cluster_incarnation for m in new.members.values()} == {incarnation}
     for number in range(60):
         await again.engine.propose(b"k%d=new" % number)
@@ -83,6 +89,44 @@ def test_what_cannot_be_restored_is_refused(tmp_path):
     with pytest.raises(SnapshotDamaged):
         backup.restore(file, tmp_path / "n1", **target)
     assert not (tmp_path / "n1").exists()
+
+
+def test_a_restore_that_fails_leaves_no_folder_behind(tmp_path):
+    class Full(Disk):
+        def rename(self, old, new):
+            raise OSError(errno.ENOSPC, "no room")
+
+    files = backup.SnapshotStore(tmp_path, cluster_id="c")
+    files.write(backup.Base(50, 3), [b"x" * 100], path=tmp_path / "b")
+    target = {"cluster_id": "c", "node_id": "n1", "at": 60, "incarnation": "i"}
+    with pytest.raises(OSError, match="no room"):
+        backup.restore(tmp_path / "b", tmp_path / "n1", **target, disk=Full())
+    assert [path.name for path in tmp_path.iterdir()] == ["b"]
+    (tmp_path / "n1").mkdir()
+    made = backup.restore(tmp_path / "b", tmp_path / "n1", **target)
+    assert made.path.is_file()
+    assert made.at == 60
+
+
+async def test_nodes_of_another_restore_are_refused(new_cluster, tmp_path):
+    cluster = new_cluster(3)
+    files = backup.SnapshotStore(tmp_path, cluster_id="tocsin")
+    rows = msgspec.msgpack.encode([("k", "v")])
+    files.write(backup.Base(50, 3), [rows], path=tmp_path / "b")
+    for node_id, incarnation in (("n1", "one"), ("n2", "one"), ("n3", "two")):
+        (cluster.folder / node_id).parent.mkdir(exist_ok=True)
+        backup.restore(
+            tmp_path / "b", cluster.folder / node_id, cluster_id="tocsin", node_id=node_id,
+            at=60, incarnation=incarnation,
+        )  # fmt: skip
+    await cluster.start()
+    await (await cluster.leader()).engine.propose(b"k=w")
+    stranger = cluster.members["n3"]
+    await cluster.until(lambda: stranger.transport.refusals[Refusal.REFUSED_US] > 0)
+    assert stranger.values == {"k": "v"}
+    assert not stranger.engine.is_serving
+    told = [m.transport.refusals[Refusal.OTHER_INCARNATION] for m in cluster.members.values()]
+    assert sum(told) > 0
 
 
 async def test_a_backup_that_cannot_be_written_is_told(new_cluster, tmp_path):

@@ -32,6 +32,7 @@ MESSAGES: dict[type[object], type[Message]] = {
     types.Member: cluster_pb2.Member,
     types.OccurrenceRange: job_pb2.OccurrenceRange,
     types.Preview: job_pb2.PreviewFireTimesResponse,
+    types.Restored: cluster_pb2.Restored,
     types.RetryPolicy: job_pb2.RetryPolicy,
     types.Run: run_pb2.Run,
     types.WorkerInfo: worker_pb2.Worker,

@@ -1,10 +1,12 @@
-"""`tocsin cluster`: how the nodes are, asked from each of them."""
+"""`tocsin cluster`: how the nodes are, asked from each of them; backups, and who leads."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import click
@@ -13,22 +15,27 @@ from tocsin.cli import _output
 from tocsin.cli._json import as_json
 from tocsin.cli._options import Settings, global_options, pass_settings
 from tocsin.errors import ApiError, NoLeader, Unavailable
-from tocsin.types import ClusterStatus, NodeRole
+from tocsin.types import Backup, ClusterStatus, NodeRole, Restored
 
 # A node that takes longer to say how it is counts as not reachable.
 NODE_TIMEOUT_S = 3.0
 
 EXIT_DEGRADED = 8
+IN_FLIGHT_SHOWN = 10
+# Entries that a node may be behind and still be taken for a backup in place of the leader.
+BACKUP_LAG_MAX = 100
 
 
 @click.group()
 @global_options
 def cluster() -> None:
-    """See how the nodes are.
+    """See how the nodes are, back them up, move the leader.
 
     \b
     Examples:
       tocsin cluster status
+      tocsin cluster backup monday.tocsin
+      tocsin cluster leader transfer n2
     """
 
 
@@ -71,9 +78,9 @@ def status(ctx: click.Context, settings: Settings) -> None:
     leader = leader_of(answers)
     _output.show_object(
         settings,
-        lambda: _status_json(nodes, answers[0].cluster_id, leader),
+        lambda: _status_json(nodes, answers, leader),
         name=leader,
-        text=lambda: _print_nodes(nodes, leader),
+        text=lambda: _print_nodes(nodes, answers, leader),
     )
     if not leader:
         raise NoLeader(
@@ -82,6 +89,120 @@ def status(ctx: click.Context, settings: Settings) -> None:
         )
     if len(answers) < len(nodes):
         ctx.exit(EXIT_DEGRADED)
+
+
+@cluster.command(short_help="Save the state of the cluster to a file.")
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
+@click.option("--node", metavar="ID", help="Take it from this node.  [default: not the leader]")
+@click.option("--force", is_flag=True, help="Replace FILE if it exists.")
+@global_options
+@pass_settings
+def backup(settings: Settings, /, *, file: Path, node: str | None, force: bool) -> None:
+    """Save the state of the cluster to FILE, from one node, while everything goes on.
+
+    FILE is there whole or not at all. It holds what the node had applied when it began; if the node
+    is not behind, that is all that was acknowledged. tocsin restore makes a cluster of it.
+
+    \b
+    Examples:
+      tocsin cluster backup monday.tocsin
+      tocsin cluster backup /backups/tocsin --force --node n3
+    """
+    if file.exists() and not force:
+        raise click.ClickException(f"{file} exists; --force replaces it")
+    source = _node_to_copy(ask_nodes(settings), node)
+    # That node alone: it goes by its address where only addresses are known.
+    with replace(settings, config=None, endpoints=source.api_address).client() as client:
+        made = replace(client.backup(file, progress=_progress()), node_id=source.id)
+    _output.show_object(
+        settings,
+        lambda: _backup_json(made),
+        name=str(made.path),
+        text=lambda: click.echo(
+            f"{_output.safe(str(made.path))}: entry {made.index} of {made.node_id},"
+            f" {made.size_bytes} bytes, sha256 {made.sha256}"
+        ),
+    )
+
+
+def _node_to_copy(nodes: list[Node], wanted: str | None) -> Node:
+    """The wanted node; else who has applied most, and rather not the leader, which is busy."""
+    if wanted is not None:
+        named = next((node for node in nodes if node.id == wanted), None)
+        if named is None:
+            known = ", ".join(node.id for node in nodes)
+            raise click.UsageError(f"there is no node {wanted!r}; there are {known}")
+        return named
+    answers = {node.id: node.status for node in nodes if node.status is not None}
+    if not answers:
+        raise Unavailable("no node answers")
+    leader = leader_of(list(answers.values()))
+    newest = max(answer.applied_index for answer in answers.values())
+    current = [
+        node
+        for node in nodes
+        if node.id in answers and newest - answers[node.id].applied_index <= BACKUP_LAG_MAX
+    ]
+    return next((node for node in current if node.id != leader), current[0])
+
+
+def _progress() -> Callable[[int, int], None] | None:
+    """Says on a terminal how far a backup is; nothing elsewhere."""
+    if not sys.stderr.isatty():
+        return None
+
+    def show(received: int, total: int) -> None:
+        end = "\n" if received == total else ""
+        percent = 100 * received // max(total, 1)
+        click.echo(f"\r{percent:3} %  {received} of {total} bytes{end}", err=True, nl=False)
+
+    return show
+
+
+def _backup_json(made: Backup) -> dict[str, Any]:
+    return {
+        "file": str(made.path),
+        "nodeId": made.node_id,
+        "index": str(made.index),
+        "sizeBytes": str(made.size_bytes),
+        "sha256": made.sha256,
+    }
+
+
+@cluster.group()
+@global_options
+def leader() -> None:
+    """Move the leadership to another node.
+
+    \b
+    Examples:
+      tocsin cluster leader transfer n2
+    """
+
+
+@leader.command(short_help="Make another node the leader.")
+@click.argument("node", required=False, default="")
+@global_options
+@pass_settings
+def transfer(settings: Settings, /, *, node: str) -> None:
+    """Make NODE the leader, or any node that is fit and has caught up; print who leads then.
+
+    Changes wait meanwhile, for three seconds at most. A node that is behind, not there or not fit
+    is refused, and the leader stays.
+
+    \b
+    Examples:
+      tocsin cluster leader transfer
+      tocsin cluster leader transfer n2
+    """
+    with settings.client() as client:
+        leads = client.transfer_leadership(node)
+    _output.show_object(
+        settings,
+        lambda: {"leaderId": leads},
+        name=leads,
+        text=lambda: click.echo(f"{leads} leads"),
+    )
 
 
 def ask_nodes(settings: Settings) -> list[Node]:
@@ -141,7 +262,7 @@ def quorum_words(up: int, count: int) -> str:
     return f"quorum {up}/{count}: {more} survived"
 
 
-def _print_nodes(nodes: list[Node], leader: str) -> None:
+def _print_nodes(nodes: list[Node], answers: list[ClusterStatus], leader: str) -> None:
     newest = max((node.status.commit_index for node in nodes if node.status), default=0)
     rows = []
     for node in nodes:
@@ -170,12 +291,32 @@ def _print_nodes(nodes: list[Node], leader: str) -> None:
         right=[False, False, False, True, True, True, True, True, False, False],
     )
     click.echo(quorum_words(sum(node.status is not None for node in nodes), len(nodes)))
+    restored = _restored_of(answers)
+    if restored is not None:
+        _print_restored(restored)
 
 
-def _status_json(nodes: list[Node], cluster_id: str, leader: str) -> dict[str, Any]:
+def _restored_of(answers: list[ClusterStatus]) -> Restored | None:
+    known = [answer.restored for answer in answers if answer.restored is not None]
+    return max(known, key=lambda restored: restored.index, default=None)
+
+
+def _print_restored(restored: Restored) -> None:
+    when = f"{restored.restore_time:%Y-%m-%d %H:%M:%SZ}" if restored.restore_time else "once"
+    count = restored.in_flight_count
+    click.echo(f"restored from a backup at {when}; {count} runs were possibly in flight in it")
+    for name in restored.in_flight_runs[:IN_FLIGHT_SHOWN]:
+        click.echo(f"  {_output.safe(name)}")
+    if count > IN_FLIGHT_SHOWN:
+        click.echo(f"  and {count - IN_FLIGHT_SHOWN} more: tocsin cluster status -o json")
+
+
+def _status_json(nodes: list[Node], answers: list[ClusterStatus], leader: str) -> dict[str, Any]:
     up = sum(node.status is not None for node in nodes)
+    restored = _restored_of(answers)
     return {
-        "clusterId": cluster_id,
+        "clusterId": answers[0].cluster_id,
+        "restored": as_json(restored) if restored is not None else None,
         "leaderId": leader,
         "nodesUp": up,
         "nodesNeeded": majority(len(nodes)),

@@ -111,6 +111,8 @@ class GetStatusResponse(_message.Message):
     WORKER_COUNT_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
     PROCESS_ID_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    RESTORED_FIELD_NUMBER: _builtins.int
     cluster_id: _builtins.str
     node_id: _builtins.str
     """Who answers."""
@@ -128,6 +130,8 @@ class GetStatusResponse(_message.Message):
     version: _builtins.str
     process_id: _builtins.int
     """Operating system's id of the answering process."""
+    incarnation: _builtins.str
+    """Changes when the cluster is restored from a backup, or made anew. Empty before the first leader."""
     @_builtins.property
     def members(self) -> _containers.RepeatedCompositeFieldContainer[Global___Member]: ...
     @_builtins.property
@@ -135,6 +139,10 @@ class GetStatusResponse(_message.Message):
     @_builtins.property
     def cluster_time(self) -> _timestamp_pb2.Timestamp:
         """Cluster time at the answering node."""
+
+    @_builtins.property
+    def restored(self) -> Global___Restored:
+        """Set if the cluster was restored from a backup."""
 
     def __init__(
         self,
@@ -154,11 +162,140 @@ class GetStatusResponse(_message.Message):
         worker_count: _builtins.int = ...,
         version: _builtins.str = ...,
         process_id: _builtins.int = ...,
+        incarnation: _builtins.str = ...,
+        restored: Global___Restored | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cluster_time", b"cluster_time", "uptime", b"uptime"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cluster_time", b"cluster_time", "restored", b"restored", "uptime", b"uptime"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_run_count", b"active_run_count", "applied_index", b"applied_index", "cluster_id", b"cluster_id", "cluster_time", b"cluster_time", "commit_index", b"commit_index", "has_quorum", b"has_quorum", "job_count", b"job_count", "leader_id", b"leader_id", "members", b"members", "node_id", b"node_id", "process_id", b"process_id", "term", b"term", "uptime", b"uptime", "version", b"version", "worker_count", b"worker_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_run_count", b"active_run_count", "applied_index", b"applied_index", "cluster_id", b"cluster_id", "cluster_time", b"cluster_time", "commit_index", b"commit_index", "has_quorum", b"has_quorum", "incarnation", b"incarnation", "job_count", b"job_count", "leader_id", b"leader_id", "members", b"members", "node_id", b"node_id", "process_id", b"process_id", "restored", b"restored", "term", b"term", "uptime", b"uptime", "version", b"version", "worker_count", b"worker_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetStatusResponse: _TypeAlias = GetStatusResponse  # noqa: Y015
+
+@_typing.final
+class Restored(_message.Message):
+    """What is known of a restore from a backup."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RESTORE_TIME_FIELD_NUMBER: _builtins.int
+    INDEX_FIELD_NUMBER: _builtins.int
+    IN_FLIGHT_COUNT_FIELD_NUMBER: _builtins.int
+    IN_FLIGHT_RUNS_FIELD_NUMBER: _builtins.int
+    index: _builtins.int
+    in_flight_count: _builtins.int
+    """Leases that were alive in the backup; their runs may have been under way, or done, since."""
+    @_builtins.property
+    def restore_time(self) -> _timestamp_pb2.Timestamp:
+        """Cluster time, and log index of the entry that ended every lease."""
+
+    @_builtins.property
+    def in_flight_runs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Names of those runs; at most 1000."""
+
+    def __init__(
+        self,
+        *,
+        restore_time: _timestamp_pb2.Timestamp | None = ...,
+        index: _builtins.int = ...,
+        in_flight_count: _builtins.int = ...,
+        in_flight_runs: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["restore_time", b"restore_time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["in_flight_count", b"in_flight_count", "in_flight_runs", b"in_flight_runs", "index", b"index", "restore_time", b"restore_time"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Restored: _TypeAlias = Restored  # noqa: Y015
+
+@_typing.final
+class TransferLeadershipRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TARGET_ID_FIELD_NUMBER: _builtins.int
+    target_id: _builtins.str
+    """Node id; empty for any that is fit and has caught up."""
+    def __init__(
+        self,
+        *,
+        target_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["target_id", b"target_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TransferLeadershipRequest: _TypeAlias = TransferLeadershipRequest  # noqa: Y015
+
+@_typing.final
+class TransferLeadershipResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEADER_ID_FIELD_NUMBER: _builtins.int
+    TERM_FIELD_NUMBER: _builtins.int
+    leader_id: _builtins.str
+    """Who leads now."""
+    term: _builtins.int
+    def __init__(
+        self,
+        *,
+        leader_id: _builtins.str = ...,
+        term: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["leader_id", b"leader_id", "term", b"term"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TransferLeadershipResponse: _TypeAlias = TransferLeadershipResponse  # noqa: Y015
+
+@_typing.final
+class StreamSnapshotRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StreamSnapshotRequest: _TypeAlias = StreamSnapshotRequest  # noqa: Y015
+
+@_typing.final
+class StreamSnapshotResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHUNK_FIELD_NUMBER: _builtins.int
+    TOTAL_BYTES_FIELD_NUMBER: _builtins.int
+    APPLIED_INDEX_FIELD_NUMBER: _builtins.int
+    SHA256_FIELD_NUMBER: _builtins.int
+    chunk: _builtins.bytes
+    """Follows the chunk before it. Empty in the last message."""
+    total_bytes: _builtins.int
+    """Of the whole file; in every message."""
+    applied_index: _builtins.int
+    """Log index of the last entry in it; in every message."""
+    sha256: _builtins.bytes
+    """Of the whole file; in the last message alone."""
+    def __init__(
+        self,
+        *,
+        chunk: _builtins.bytes = ...,
+        total_bytes: _builtins.int = ...,
+        applied_index: _builtins.int = ...,
+        sha256: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied_index", b"applied_index", "chunk", b"chunk", "sha256", b"sha256", "total_bytes", b"total_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StreamSnapshotResponse: _TypeAlias = StreamSnapshotResponse  # noqa: Y015

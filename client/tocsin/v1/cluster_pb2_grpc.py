@@ -39,6 +39,16 @@ class ClusterServiceStub(object):
                 request_serializer=tocsin_dot_v1_dot_cluster__pb2.GetStatusRequest.SerializeToString,
                 response_deserializer=tocsin_dot_v1_dot_cluster__pb2.GetStatusResponse.FromString,
                 _registered_method=True)
+        self.TransferLeadership = channel.unary_unary(
+                '/tocsin.v1.ClusterService/TransferLeadership',
+                request_serializer=tocsin_dot_v1_dot_cluster__pb2.TransferLeadershipRequest.SerializeToString,
+                response_deserializer=tocsin_dot_v1_dot_cluster__pb2.TransferLeadershipResponse.FromString,
+                _registered_method=True)
+        self.StreamSnapshot = channel.unary_stream(
+                '/tocsin.v1.ClusterService/StreamSnapshot',
+                request_serializer=tocsin_dot_v1_dot_cluster__pb2.StreamSnapshotRequest.SerializeToString,
+                response_deserializer=tocsin_dot_v1_dot_cluster__pb2.StreamSnapshotResponse.FromString,
+                _registered_method=True)
 
 
 class ClusterServiceServicer(object):
@@ -51,6 +61,21 @@ class ClusterServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def TransferLeadership(self, request, context):
+        """Makes another node the leader; answered by the leader, when that node has taken over.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def StreamSnapshot(self, request, context):
+        """The state of the asked node as a backup file, in pieces. Entries after `applied_index` are not
+        in it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ClusterServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -58,6 +83,16 @@ def add_ClusterServiceServicer_to_server(servicer, server):
                     servicer.GetStatus,
                     request_deserializer=tocsin_dot_v1_dot_cluster__pb2.GetStatusRequest.FromString,
                     response_serializer=tocsin_dot_v1_dot_cluster__pb2.GetStatusResponse.SerializeToString,
+            ),
+            'TransferLeadership': grpc.unary_unary_rpc_method_handler(
+                    servicer.TransferLeadership,
+                    request_deserializer=tocsin_dot_v1_dot_cluster__pb2.TransferLeadershipRequest.FromString,
+                    response_serializer=tocsin_dot_v1_dot_cluster__pb2.TransferLeadershipResponse.SerializeToString,
+            ),
+            'StreamSnapshot': grpc.unary_stream_rpc_method_handler(
+                    servicer.StreamSnapshot,
+                    request_deserializer=tocsin_dot_v1_dot_cluster__pb2.StreamSnapshotRequest.FromString,
+                    response_serializer=tocsin_dot_v1_dot_cluster__pb2.StreamSnapshotResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -87,6 +122,60 @@ class ClusterService(object):
             '/tocsin.v1.ClusterService/GetStatus',
             tocsin_dot_v1_dot_cluster__pb2.GetStatusRequest.SerializeToString,
             tocsin_dot_v1_dot_cluster__pb2.GetStatusResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def TransferLeadership(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tocsin.v1.ClusterService/TransferLeadership',
+            tocsin_dot_v1_dot_cluster__pb2.TransferLeadershipRequest.SerializeToString,
+            tocsin_dot_v1_dot_cluster__pb2.TransferLeadershipResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def StreamSnapshot(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/tocsin.v1.ClusterService/StreamSnapshot',
+            tocsin_dot_v1_dot_cluster__pb2.StreamSnapshotRequest.SerializeToString,
+            tocsin_dot_v1_dot_cluster__pb2.StreamSnapshotResponse.FromString,
             options,
             channel_credentials,
             insecure,

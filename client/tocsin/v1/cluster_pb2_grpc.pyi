@@ -33,12 +33,24 @@ class ClusterServiceStub:
     def __new__(cls, channel: _aio.Channel) -> ClusterServiceAsyncStub: ...
     GetStatus: _grpc.UnaryUnaryMultiCallable[_cluster_pb2.GetStatusRequest, _cluster_pb2.GetStatusResponse]
     """Answered by the asked node itself, also when there is no leader."""
+    TransferLeadership: _grpc.UnaryUnaryMultiCallable[_cluster_pb2.TransferLeadershipRequest, _cluster_pb2.TransferLeadershipResponse]
+    """Makes another node the leader; answered by the leader, when that node has taken over."""
+    StreamSnapshot: _grpc.UnaryStreamMultiCallable[_cluster_pb2.StreamSnapshotRequest, _cluster_pb2.StreamSnapshotResponse]
+    """The state of the asked node as a backup file, in pieces. Entries after `applied_index` are not
+    in it.
+    """
 
 @_typing.type_check_only
 class ClusterServiceAsyncStub(ClusterServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetStatus: _aio.UnaryUnaryMultiCallable[_cluster_pb2.GetStatusRequest, _cluster_pb2.GetStatusResponse]  # type: ignore[assignment]
     """Answered by the asked node itself, also when there is no leader."""
+    TransferLeadership: _aio.UnaryUnaryMultiCallable[_cluster_pb2.TransferLeadershipRequest, _cluster_pb2.TransferLeadershipResponse]  # type: ignore[assignment]
+    """Makes another node the leader; answered by the leader, when that node has taken over."""
+    StreamSnapshot: _aio.UnaryStreamMultiCallable[_cluster_pb2.StreamSnapshotRequest, _cluster_pb2.StreamSnapshotResponse]  # type: ignore[assignment]
+    """The state of the asked node as a backup file, in pieces. Entries after `applied_index` are not
+    in it.
+    """
 
 class ClusterServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -48,5 +60,23 @@ class ClusterServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_cluster_pb2.GetStatusResponse, _abc.Awaitable[_cluster_pb2.GetStatusResponse]]:
         """Answered by the asked node itself, also when there is no leader."""
+
+    @_abc_1.abstractmethod
+    def TransferLeadership(
+        self,
+        request: _cluster_pb2.TransferLeadershipRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_cluster_pb2.TransferLeadershipResponse, _abc.Awaitable[_cluster_pb2.TransferLeadershipResponse]]:
+        """Makes another node the leader; answered by the leader, when that node has taken over."""
+
+    @_abc_1.abstractmethod
+    def StreamSnapshot(
+        self,
+        request: _cluster_pb2.StreamSnapshotRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_cluster_pb2.StreamSnapshotResponse], _abc.AsyncIterator[_cluster_pb2.StreamSnapshotResponse]]:
+        """The state of the asked node as a backup file, in pieces. Entries after `applied_index` are not
+        in it.
+        """
 
 def add_ClusterServiceServicer_to_server(servicer: ClusterServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

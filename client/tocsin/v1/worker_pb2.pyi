@@ -207,6 +207,7 @@ class Hello(_message.Message):
     LABELS_FIELD_NUMBER: _builtins.int
     SDK_FIELD_NUMBER: _builtins.int
     HELD_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     """For people; 1..128 characters, e.g. host and process id. Required."""
     instance_id: _builtins.str
@@ -215,6 +216,10 @@ class Hello(_message.Message):
     """Runs it works on at once, 1..10000."""
     sdk: _builtins.str
     """Name and version of the worker library."""
+    incarnation: _builtins.str
+    """Welcome.incarnation of the cluster that granted them; empty if there was none. If it is another
+    one now, nothing in `held` counts.
+    """
     @_builtins.property
     def queues(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Queues to take runs from; default `default`."""
@@ -240,10 +245,11 @@ class Hello(_message.Message):
         labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         sdk: _builtins.str = ...,
         held: _abc.Iterable[Global___Lease] | None = ...,
+        incarnation: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["handlers", b"handlers", "held", b"held", "instance_id", b"instance_id", "labels", b"labels", "queues", b"queues", "sdk", b"sdk", "slots", b"slots", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["handlers", b"handlers", "held", b"held", "incarnation", b"incarnation", "instance_id", b"instance_id", "labels", b"labels", "queues", b"queues", "sdk", b"sdk", "slots", b"slots", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -261,10 +267,15 @@ class Welcome(_message.Message):
     KEPT_FIELD_NUMBER: _builtins.int
     LOST_FIELD_NUMBER: _builtins.int
     MAX_BATCH_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     term: _builtins.int
     max_batch: _builtins.int
     """Most items in one Completions frame."""
+    incarnation: _builtins.str
+    """Changes when the cluster is restored from a backup, or made anew: every lease and every report of
+    an attempt under another one is void.
+    """
     @_builtins.property
     def heartbeat_interval(self) -> _duration_pb2.Duration:
         """How often to send Heartbeat at the latest."""
@@ -284,10 +295,11 @@ class Welcome(_message.Message):
         kept: _abc.Iterable[Global___KeptLease] | None = ...,
         lost: _abc.Iterable[Global___Lease] | None = ...,
         max_batch: _builtins.int = ...,
+        incarnation: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["heartbeat_interval", b"heartbeat_interval"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["heartbeat_interval", b"heartbeat_interval", "kept", b"kept", "lost", b"lost", "max_batch", b"max_batch", "node_id", b"node_id", "term", b"term"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["heartbeat_interval", b"heartbeat_interval", "incarnation", b"incarnation", "kept", b"kept", "lost", b"lost", "max_batch", b"max_batch", "node_id", b"node_id", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -54,7 +54,9 @@ CHANNEL_OPTIONS = (
 )
 
 # Any node answers these by itself; others as well when the request says so, see _is_local.
-LOCAL_METHODS = frozenset({"/tocsin.v1.ClusterService/GetStatus"})
+LOCAL_METHODS = frozenset(
+    {"/tocsin.v1.ClusterService/GetStatus", "/tocsin.v1.ClusterService/StreamSnapshot"}
+)
 # A repeat of these changes nothing, so a broken connection leaves nothing open.
 READ_PREFIXES = ("Audit", "Explain", "Get", "List", "Preview")
 

@@ -1,17 +1,38 @@
-"""ClusterService: what this node knows of the cluster; answered by itself, quorum or not."""
+"""ClusterService: what this node knows of the cluster, its state as a backup, and who leads.
+
+Status and backups are answered by the asked node itself, quorum or not; a transfer by the leader.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
 import importlib.metadata
 import os
-from collections.abc import Callable
+import secrets
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any
 
 from tocsin.v1 import cluster_pb2, cluster_pb2_grpc
+from tocsin_node.admission import Refusal
 from tocsin_node.api import _convert
-from tocsin_node.api._forward import Standing
-from tocsin_node.raft.engine import PeerStatus, Role
+from tocsin_node.api._forward import Standing, timeout_s
+from tocsin_node.raft.engine import (
+    DiskFull,
+    PeerStatus,
+    Role,
+    SnapshotFailed,
+    TransferFailed,
+    TransferReason,
+)
 from tocsin_node.replica import Replica
+
+# Writes wait while leadership moves, so it is tried for no longer than this.
+TRANSFER_TIMEOUT_S = 3.0
+# A node that is further behind is not waited for at all.
+TRANSFER_LAG_MAX = 10_000
+BACKUP_CHUNK_BYTES = 1024 * 1024
 
 _ROLES = {
     Role.FOLLOWER: cluster_pb2.NODE_ROLE_FOLLOWER,
@@ -22,15 +43,23 @@ _ROLES = {
 
 class ClusterService(cluster_pb2_grpc.ClusterServiceServicer):
     """Args:
+    folder: where a backup may lie while it is sent; the node removes what is left at its start.
     worker_count: sessions that this node serves now.
     """
 
     def __init__(
-        self, replica: Replica, standing: Standing, *, worker_count: Callable[[], int]
+        self,
+        replica: Replica,
+        standing: Standing,
+        *,
+        folder: Path,
+        worker_count: Callable[[], int],
     ) -> None:
         self._replica = replica
         self._standing = standing
+        self._folder = folder
         self._worker_count = worker_count
+        self._backing_up = False
         self._began_ms = replica.clock.elapsed_ms()
         self._version = importlib.metadata.version("tocsin")
 
@@ -54,7 +83,13 @@ class ClusterService(cluster_pb2_grpc.ClusterServiceServicer):
             worker_count=self._worker_count(),
             version=self._version,
             process_id=os.getpid(),
+            incarnation=state.incarnation,
         )
+        if (restored := state.restored) is not None:
+            proto = response.restored
+            proto.index, proto.in_flight_count = restored.index, restored.in_flight_count
+            proto.in_flight_runs.extend(restored.in_flight)
+            _convert.put_time(proto.restore_time, restored.time_ms)
         response.uptime.FromMilliseconds(replica.clock.elapsed_ms() - self._began_ms)
         _convert.put_time(response.cluster_time, replica.clock.now_ms())
         for node in config.nodes:
@@ -75,3 +110,81 @@ class ClusterService(cluster_pb2_grpc.ClusterServiceServicer):
         proto.role = cluster_pb2.NODE_ROLE_LEADER if leads else cluster_pb2.NODE_ROLE_FOLLOWER
         proto.reachable = peer.reachable
         proto.match_index = peer.match_index or 0
+
+    # -- leadership ------------------------------------------------------------------------------
+
+    async def TransferLeadership(  # noqa: N802
+        self, request: cluster_pb2.TransferLeadershipRequest, context: Any
+    ) -> cluster_pb2.TransferLeadershipResponse:
+        engine = self._replica.engine
+        self._refuse_far_behind(request.target_id)
+        timeout = min(TRANSFER_TIMEOUT_S, timeout_s(context))
+        leader_id = await engine.transfer(request.target_id or None, timeout=timeout)
+        return cluster_pb2.TransferLeadershipResponse(leader_id=leader_id, term=engine.term)
+
+    def _refuse_far_behind(self, target_id: str) -> None:
+        """Before writes have to wait for a transfer that cannot succeed soon."""
+        engine = self._replica.engine
+        for peer in engine.peer_status():
+            if peer.id != target_id:
+                continue
+            if not peer.reachable:
+                reason = TransferReason.TARGET_NOT_REACHABLE
+                raise TransferFailed(reason, f"node {target_id} is not linked to the leader")
+            lag = engine.last_index - (peer.match_index or 0)
+            if lag > TRANSFER_LAG_MAX:
+                reason = TransferReason.TARGET_NOT_CAUGHT_UP
+                raise TransferFailed(reason, f"node {target_id} is {lag} entries behind")
+
+    # -- backups ---------------------------------------------------------------------------------
+
+    async def StreamSnapshot(  # noqa: N802
+        self, request: cluster_pb2.StreamSnapshotRequest, context: Any
+    ) -> AsyncIterator[cluster_pb2.StreamSnapshotResponse]:
+        """Writes the state to a file first: it is sent at the caller's pace, and changes on."""
+        if self._backing_up:
+            raise Refusal("OVERLOADED", "this node is making a backup already; ask another one")
+        if self._replica.engine.disk_low:
+            raise DiskFull("there is no room for a backup on this node; ask another one")
+        self._backing_up = True
+        file = self._folder / "snapshots" / f"backup-{secrets.token_hex(8)}.tmp"
+        writing = asyncio.ensure_future(self._replica.engine.backup(file))
+        try:
+            # What has begun is not stopped half-way: the file is removed when it is there.
+            snapshot = await asyncio.shield(writing)
+            async for part in _parts(file, snapshot.at):
+                yield part
+        finally:
+            if writing.done():
+                self._forget(file)
+            else:
+                writing.add_done_callback(lambda _: self._forget(file))
+
+    def _forget(self, file: Path) -> None:
+        self._backing_up = False
+        # Freeing a large file takes its time.
+        asyncio.get_running_loop().run_in_executor(None, lambda: file.unlink(missing_ok=True))
+
+
+async def _parts(file: Path, index: int) -> AsyncIterator[cluster_pb2.StreamSnapshotResponse]:
+    """The pieces of a file, then its checksum."""
+    checksum = hashlib.sha256()
+    with file.open("rb") as source:
+        total_bytes = os.fstat(source.fileno()).st_size
+
+        def read() -> bytes:
+            piece = source.read(BACKUP_CHUNK_BYTES)
+            checksum.update(piece)
+            return piece
+
+        sent = 0
+        while piece := await asyncio.to_thread(read):
+            sent += len(piece)
+            yield cluster_pb2.StreamSnapshotResponse(
+                chunk=piece, total_bytes=total_bytes, applied_index=index
+            )
+    if sent != total_bytes:
+        raise SnapshotFailed(f"{sent} of {total_bytes} bytes could be read")
+    yield cluster_pb2.StreamSnapshotResponse(
+        total_bytes=total_bytes, applied_index=index, sha256=checksum.digest()
+    )

@@ -163,6 +163,7 @@ class RunService(run_pb2_grpc.RunServiceServicer):
         faults.refuse_if_any()
         if len(self._watches) >= WATCHES_MAX:
             raise Refusal("OVERLOADED", f"this node serves {WATCHES_MAX} watches; ask another one")
+        self._refuse_undone(request.from_revision)
         watch = _Watch(parent, wanted, request.from_revision, asyncio.Event())
         self._watches.add(watch)
         try:
@@ -170,6 +171,18 @@ class RunService(run_pb2_grpc.RunServiceServicer):
                 yield frame
         finally:
             self._watches.discard(watch)
+
+    def _refuse_undone(self, revision: int) -> None:
+        """A restore undoes changes, which no watch from before it would hear of."""
+        state, incarnation = self._replica.state, self._replica.engine.cluster_incarnation
+        if incarnation not in ("", state.incarnation):
+            raise Refusal("LEADER_NOT_READY", "the restored cluster has not begun yet; try again")
+        if state.restored is not None and 0 < revision < state.restored.index:
+            raise Refusal(
+                "REVISION_COMPACTED",
+                "the cluster was restored from a backup since: list, then watch from there",
+                detail={"oldest_revision": str(state.restored.index)},
+            )
 
     async def _frames(self, watch: _Watch) -> AsyncIterator[run_pb2.WatchRunsResponse]:
         """What has changed since the watch's revision, then what changes, for ever."""

@@ -27,6 +27,9 @@ from tocsin_node.raft.engine import (
     OperationTooLarge,
     OutcomeUnknown,
     Overloaded,
+    SnapshotFailed,
+    TransferFailed,
+    TransferReason,
 )
 from tocsin_node.replica import Refused
 
@@ -130,6 +133,26 @@ ANSWERS: Mapping[str, Answer] = {
     "RUN_LAPSED": Answer(_Code.FAILED_PRECONDITION, _nothing),
     "QUEUE_NOT_FOUND": Answer(_Code.NOT_FOUND, _resource("Queue")),
     "DEADLINE_PASSED": Answer(_Code.FAILED_PRECONDITION, _nothing),
+    # What the nodes say.
+    "MEMBER_NOT_FOUND": Answer(_Code.NOT_FOUND, _resource("Member")),
+    "CHANGE_IN_PROGRESS": Answer(_Code.FAILED_PRECONDITION, _nothing),
+    "TARGET_NOT_CAUGHT_UP": Answer(_Code.FAILED_PRECONDITION, _nothing),
+    "TARGET_NOT_FIT": Answer(_Code.FAILED_PRECONDITION, _nothing),
+    "TARGET_NOT_REACHABLE": Answer(_Code.FAILED_PRECONDITION, _nothing),
+    "NO_TARGET": Answer(_Code.FAILED_PRECONDITION, _nothing),
+    "NOT_TAKEN_OVER": Answer(_Code.FAILED_PRECONDITION, _nothing),
+    "BACKUP_FAILED": Answer(_Code.FAILED_PRECONDITION, _nothing),
+}
+
+
+_TRANSFER_REASONS: Mapping[TransferReason, str] = {
+    TransferReason.UNKNOWN_TARGET: "MEMBER_NOT_FOUND",
+    TransferReason.TARGET_NOT_REACHABLE: "TARGET_NOT_REACHABLE",
+    TransferReason.TARGET_NOT_FIT: "TARGET_NOT_FIT",
+    TransferReason.TARGET_NOT_CAUGHT_UP: "TARGET_NOT_CAUGHT_UP",
+    TransferReason.NO_TARGET: "NO_TARGET",
+    TransferReason.IN_PROGRESS: "CHANGE_IN_PROGRESS",
+    TransferReason.NOT_TAKEN_OVER: "NOT_TAKEN_OVER",
 }
 
 
@@ -161,6 +184,10 @@ def refusal_of(error: Exception, *, request_id: str = "") -> Refusal | None:
     if isinstance(error, OperationTooLarge):
         detail = {"limit_bytes": str(error.limit_bytes)}
         return Refusal("PAYLOAD_TOO_LARGE", str(error), detail=detail)
+    if isinstance(error, TransferFailed):
+        return Refusal(_TRANSFER_REASONS[error.reason], str(error))
+    if isinstance(error, SnapshotFailed):
+        return Refusal("BACKUP_FAILED", f"no backup was made: {error}")
     if isinstance(error, EngineStopped):
         return Refusal("SHUTTING_DOWN", "this node is stopping; ask another one")
     return None

@@ -310,7 +310,12 @@ class _Stream:
             raise refuse_field("msg", frame.WhichOneof("msg"), "hello as the first frame")
         service, hello = self._service, frame.hello
         session = _session_of(hello, outlet=self, now_ms=service.replica.clock.now_ms())
-        spoken_for = [self._renew(lease, hello.instance_id) for lease in hello.held]
+        if hello.incarnation not in ("", service.replica.state.incarnation):
+            # What it holds is of the cluster as it was before a restore: all of it is over.
+            log.warning("worker %s is of another incarnation; it starts anew", hello.worker_id)
+            spoken_for = [False] * len(hello.held)
+        else:
+            spoken_for = [self._renew(lease, hello.instance_id) for lease in hello.held]
         await service.leases.confirm()
         self._silent_pulses = 0
         if not service.leads() or self._ended:
@@ -344,7 +349,10 @@ class _Stream:
         """Sorts the leases that the worker holds; those it spoke for may have ended since."""
         replica = self._service.replica
         welcome = worker_pb2.Welcome(
-            node_id=replica.engine.node_id, term=replica.engine.term, max_batch=BATCH_MAX
+            node_id=replica.engine.node_id,
+            term=replica.engine.term,
+            max_batch=BATCH_MAX,
+            incarnation=replica.state.incarnation,
         )
         leases = replica.config.leases
         heartbeat_ms = leases.default_ms // leases.heartbeats_per_lease

@@ -253,6 +253,18 @@ class UseSchema(Command, frozen=True, tag=24):
     level: int
 
 
+class BeginIncarnation(Command, frozen=True, tag=40):
+    """Names what the cluster is from now on, so that what was left over from before is told apart.
+
+    `restored`: the log goes on after a backup, so every lease ends; who holds one may have gone on
+    since, or be done.
+    """
+
+    before: str  # the name until now; empty for a new cluster
+    incarnation: str
+    restored: bool
+
+
 class RaiseAlert(Command, frozen=True, tag=23):
     """Says of a job that it has not succeeded in time."""
 
@@ -292,6 +304,7 @@ AnyCommand = (
     | LeaseUsed
     | RaiseAlert
     | UseSchema
+    | BeginIncarnation
 )
 
 _encoder = msgspec.msgpack.Encoder()

@@ -25,6 +25,7 @@ from tocsin_node.core import fence as fences
 from tocsin_node.core import lease as leases
 from tocsin_node.core.command import (
     AdvanceFence,
+    BeginIncarnation,
     BeginTerm,
     CancelRuns,
     Command,
@@ -64,6 +65,7 @@ from tocsin_node.core.model import (
     Overlap,
     Range,
     Request,
+    Restored,
     Run,
     RunState,
     Scope,
@@ -79,6 +81,7 @@ _BEHIND_REASONS = {Outcome.MISSED: "misfire", Outcome.SKIPPED: "pause"}
 CHECKPOINT_BYTES_MAX = 16 * 1024
 DEADLINE = "deadline"  # why the ledger says SKIPPED of what started too late
 LAPSED = "start deadline passed"
+IN_FLIGHT_MAX = 1_000  # runs that a restore names
 USED_UP = "max_runs"  # why the ledger says SKIPPED of what came after the last run
 GATES_MAX = 10_000
 QUEUE_ALL_MAX = 100  # runs of one job that wait under `queue_all`; the last one covers the rest
@@ -122,6 +125,20 @@ def _begin_term(state: State, command: BeginTerm) -> Result:
     if command.term > state.term:  # else it is a repeat whose first try had counted
         state.begin_term(Term(command.term, state.index, state.time_ms, command.node_id))
     state.limits = command.limits
+    return Applied()
+
+
+def _begin_incarnation(state: State, command: BeginIncarnation) -> Result:
+    if command.incarnation == state.incarnation:
+        return Applied(repeated=True)
+    if command.before != state.incarnation:
+        return Rejected(Reason.STALE_PLAN, f"the cluster is {state.incarnation or 'not named yet'}")
+    state.incarnation = command.incarnation
+    if command.restored:
+        held = tuple(state.leases)
+        state.restored = Restored(state.index, state.time_ms, len(held), held[:IN_FLIGHT_MAX])
+        for name in held:
+            _end_lease(state, state.runs[name], "the cluster was restored from a backup")
     return Applied()
 
 
@@ -561,12 +578,21 @@ def _expire(state: State, command: Expire) -> Result:
         return _no_run(command.run)
     if run.lease is None or run.lease.token != command.token:
         return _fenced(run)
+    return Applied(_end_lease(state, run))
+
+
+def _end_lease(state: State, run: Run, why: str = "") -> Run:
+    """The run after its lease has ended without a report, which uses the attempt."""
     ended = leases.end_attempt(
-        run, AttemptOutcome.LEASE_EXPIRED, now_ms=state.time_ms, index=state.index
+        run,
+        AttemptOutcome.LEASE_EXPIRED,
+        now_ms=state.time_ms,
+        index=state.index,
+        error_message=why,
     )
     ended = leases.after_failure(state, ended, index=state.index, retryable=True)
     _settle_run(state, ended)
-    return Applied(ended)
+    return ended
 
 
 def _lapse(state: State, command: Lapse) -> Result:
@@ -932,4 +958,5 @@ _HANDLERS: dict[type[Command], Callable[[State, Any], Result]] = {
     LeaseUsed: _lease_used,
     RaiseAlert: watch.raise_alert,
     UseSchema: _use_schema,
+    BeginIncarnation: _begin_incarnation,
 }

@@ -300,6 +300,15 @@ class Term(Record, frozen=True):
     node_id: str
 
 
+class Restored(Record, frozen=True):
+    """What is known of the cluster's restore from a backup."""
+
+    index: int  # log index of the entry that ended every lease
+    time_ms: int
+    in_flight_count: int  # leases that were alive in the backup
+    in_flight: tuple[str, ...]  # names of their runs; the first of them if there are very many
+
+
 class ScopeKind(enum.StrEnum):
     """What runs are counted in while they are held."""
 

@@ -30,6 +30,7 @@ from tocsin_node.core.model import (
     Range,
     Record,
     Request,
+    Restored,
     Run,
     RunState,
     Scope,
@@ -142,6 +143,8 @@ class State:
         self.term = 0
         self.schema = 1  # of the newest commands that every member understands
         self.terms: deque[Term] = deque(maxlen=TERMS_MAX)  # oldest first
+        self.incarnation = ""  # what the cluster is since it was made or restored
+        self.restored: Restored | None = None  # from a backup, last
         self.time_ms = 0  # cluster time: the newest stamp
         self.limits = Limits()
         self.jobs: dict[str, Job] = {}
@@ -523,6 +526,8 @@ class Captured:
             state.limits,
             state.request_floor_ms,
             state.schema,
+            state.incarnation,
+            state.restored,
         )
         self._jobs = state.jobs.copy()
         self._versions = state.versions.copy()
@@ -582,6 +587,8 @@ class _Head(Record, frozen=True):
     limits: Limits
     request_floor_ms: int = 0
     schema: int = 1
+    incarnation: str = ""
+    restored: Restored | None = None
 
 
 class _Section(Record, frozen=True):
@@ -625,6 +632,7 @@ def restore_chunks(chunks: Iterable[bytes]) -> State:
     state.index, state.term, state.time_ms = head.index, head.term, head.time_ms
     state.limits = head.limits
     state.request_floor_ms, state.schema = head.request_floor_ms, head.schema
+    state.incarnation, state.restored = head.incarnation, head.restored
     decode_section = msgspec.msgpack.Decoder(_Section).decode
     for chunk in remaining:
         section = decode_section(chunk)
@@ -636,6 +644,21 @@ def restore_chunks(chunks: Iterable[bytes]) -> State:
         for row in decode_rows(section.rows):
             load(state, row)
     raise msgspec.DecodeError("the snapshot ends before its end")
+
+
+def held_runs(chunks: Iterable[bytes]) -> Iterator[Run]:
+    """The runs in a snapshot that a worker held, without building the state.
+
+    Raises as `restore_chunks`.
+    """
+    remaining = iter(chunks)
+    next(remaining, b"")
+    decode_section = msgspec.msgpack.Decoder(_Section).decode
+    decode_runs = msgspec.msgpack.Decoder(list[Run]).decode
+    for chunk in remaining:
+        section = decode_section(chunk)
+        if section.name == "runs":
+            yield from (run for run in decode_runs(section.rows) if run.lease is not None)
 
 
 def snapshot(state: State) -> bytes:

@@ -102,7 +102,7 @@ class EmbeddedEngine:
 
     @property
     def cluster_incarnation(self) -> str:
-        return "embedded"
+        return ""  # it was never restored
 
     def subscribe(self, callback: Callable[[LeaderEvent], None]) -> None:
         self._subscribers.append(callback)

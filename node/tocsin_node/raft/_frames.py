@@ -43,6 +43,7 @@ class Hello(TypedDict):
 
     `folder`, `starts` and `start` are its Incarnation (datadir.py): they tell a node from another
     that claims its id. `schema` is how much of the language of commands it understands.
+    `incarnation` is that of the cluster: of the backup's restore that it was made by, if any.
     """
 
     protocol: Count
@@ -52,6 +53,7 @@ class Hello(TypedDict):
     starts: Count
     start: ShortText
     schema: NotRequired[Count]
+    incarnation: NotRequired[ShortText]
 
 
 class Refused(TypedDict):

@@ -10,9 +10,11 @@ the same index, so it is computed once and given to each.
 from __future__ import annotations
 
 import secrets
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
-from tocsin_node.raft.datadir import DataDir
+from tocsin_node.raft.datadir import DataDir, sync_folder
 from tocsin_node.raft.disk import DISK, Disk
 from tocsin_node.raft.errors import WrongDataDir
 from tocsin_node.raft.journal import Base
@@ -57,6 +59,8 @@ def restore(
 ) -> Snapshot:
     """Makes the data folder of one node from a backup. Blocks for as long as copying takes.
 
+    The folder gets its name when all of it is durable: a half-made one is nobody's folder.
+
     Args:
         data_dir: empty, or not there yet.
         at: `restored_index`, the same on every node.
@@ -74,13 +78,22 @@ def restore(
         raise ValueError(f"the log cannot start at {at}: the backup is of entry {found.at}")
     if data_dir.exists() and any(data_dir.iterdir()):
         raise WrongDataDir(f"data folder {data_dir} is not empty; restore into an empty one")
+    making = data_dir.with_name(data_dir.name + ".restoring")
+    if making.exists():
+        shutil.rmtree(making)  # left by a restore that did not come to its end
     folder = DataDir.claim(
-        data_dir, cluster_id=cluster_id, node_id=node_id, cluster_incarnation=incarnation
+        making, cluster_id=cluster_id, node_id=node_id, cluster_incarnation=incarnation
     )
     try:
         source = SnapshotStore(backup.parent, cluster_id=cluster_id, disk=disk)
         target = SnapshotStore(folder.snapshots_path, cluster_id=cluster_id, disk=disk)
         target.load()
-        return target.write(Base(at, found.term), source.read(found))
+        made = target.write(Base(at, found.term), source.read(found))
+        making.rename(data_dir)
+        sync_folder(data_dir.parent)
+        return replace(made, path=data_dir / made.path.relative_to(making))
+    except BaseException:
+        shutil.rmtree(making, ignore_errors=True)
+        raise
     finally:
         folder.release()

@@ -401,7 +401,9 @@ class Engine:
             )
             self._poller = LoopPoller(self._loop, self._fail)
             self._transport = self._new_links(
-                identity=Identity(self._name(), self._folder.incarnation),
+                identity=Identity(
+                    self._name(), self._folder.incarnation, self._folder.cluster_incarnation
+                ),
                 schema=self._schema,
                 self_node=self_node,
                 peers=self._others,

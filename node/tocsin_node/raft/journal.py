@@ -461,6 +461,9 @@ class Journal:
         self._check_start(snapshot)
         self._written = Base(self.last_index, self._entries[-1][2])
         if self._fd < 0:
+            # A folder made from a backup has no term of its own yet, and terms never go down along
+            # a log: a vote goes to whoever has the newer term at its end.
+            self._term = max(self._term, self._entries[-1][2])
             self._start_segment(replaced=not self._segments)
             self._sync_file()
         if snapshot is not None:

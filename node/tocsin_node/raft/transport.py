@@ -78,6 +78,7 @@ class Refusal(enum.Enum):
     WRONG_CLUSTER = "it belongs to another cluster"
     WRONG_NODE = "it is another node than expected"
     UNKNOWN_NODE = "its node id is not in this cluster's configuration"
+    OTHER_INCARNATION = "it was not made by the same restore from a backup"
     OTHER_FOLDER = "it has lost its data folder or an older copy is in its place"
     SECOND_NODE = "another process is already linked under its node id"
     WRONG_PROTOCOL = "it speaks another version of the protocol"
@@ -102,10 +103,11 @@ class PeerNode(_node.Node):  # type: ignore[misc]
 
 @dataclass(frozen=True)
 class Identity:
-    """What this node says of itself."""
+    """What this node says of itself; `cluster`: the cluster's incarnation, see DataDir."""
 
     name: NodeName
     incarnation: Incarnation
+    cluster: str = ""
 
 
 class PeerMemory(Protocol):
@@ -334,6 +336,7 @@ class Transport(_transport.Transport):  # type: ignore[misc]
             "starts": own.starts,
             "start": own.start,
             "schema": self._schema,
+            "incarnation": self._identity.cluster,
         }
 
     def _fault_of(self, link: _Link, hello: Message) -> tuple[Refusal, str] | None:
@@ -351,6 +354,10 @@ class Transport(_transport.Transport):  # type: ignore[misc]
             return Refusal.UNKNOWN_NODE, repr(node_id)
         if self._tls is not None and link.certified != NodeName(own.cluster_id, node_id):
             return Refusal.CERTIFICATE_WRONG_NODE, f"{link.certified}, but it says {node_id!r}"
+        theirs: str = hello.get("incarnation", "")
+        if theirs != self._identity.cluster:
+            detail = f"{_shown(theirs)}, ours is {_shown(self._identity.cluster)}"
+            return Refusal.OTHER_INCARNATION, detail
         return self._fault_of_folder(node_id, _incarnation(hello))
 
     def _fault_of_folder(self, node_id: str, found: Incarnation) -> tuple[Refusal, str] | None:
@@ -731,6 +738,10 @@ def check_address(node_id: str, address: str, *, loopback_only: bool) -> None:
 
 def _incarnation(hello: Message) -> Incarnation:
     return Incarnation(hello["folder"], hello["starts"], hello["start"])
+
+
+def _shown(incarnation: str) -> str:
+    return incarnation[:8] or "of no restore"
 
 
 def _ignore(node: PeerNode, what: object) -> None:
