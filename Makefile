@@ -19,7 +19,7 @@ demo: .venv/.installed ## three nodes, a crontab, a killed leader, a frozen work
 up: .venv/.installed ## start all nodes of cluster.yaml on this machine; Ctrl-C stops them
 	$(BIN)/tocsin up -c cluster.yaml
 
-test: .venv/.installed ## run the tests; ARGS='-k lease' passes options to pytest
+test: .venv/.installed .tools/interop/.installed ## run the tests; ARGS='-k lease' passes options to pytest
 	$(BIN)/python -m pytest tests --ignore=tests/chaos $(ARGS)
 
 check: check-format check-lint check-types check-stubs check-oldest ## format, lint, types, stubs
@@ -72,6 +72,15 @@ clean: ## remove what make made: environments, caches, build output
 	$(BIN)/python $(PIP_INSTALL) -r requirements.lock
 	$(BIN)/python $(PIP_INSTALL) --no-build-isolation --editable .
 	$(BIN)/python -m pip check --quiet
+	@touch $@
+
+# For the client in another language; without npm its test is skipped, and says so.
+.tools/interop/.installed: tests/interop/package.json tests/interop/package-lock.json
+	rm -rf $(@D)
+	mkdir -p $(@D)
+	cp $^ $(@D)
+	if command -v npm >/dev/null; then npm ci --prefix $(@D) --ignore-scripts --no-audit --no-fund \
+	  || echo "npm could not install them: the test in another language is skipped" >&2; fi
 	@touch $@
 
 .tools/grpcio-tools/.installed: proto/tools.lock

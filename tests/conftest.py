@@ -20,6 +20,7 @@ BUDGETS_S = {
     "config": 5,
     "core": 10,
     "crontab": 10,
+    "interop": 20,
     "leader": 25,
     "planner": 2,
     "promises": 40,
