@@ -106,6 +106,9 @@ def to_job(job: Job) -> job_pb2.Job:
         catchup_limit=job.catchup_limit,
         labels=job.labels,
         max_runs=job.max_runs,
+        max_concurrent_runs=job.max_concurrent_runs,
+        concurrency_key=job.concurrency_key,
+        max_concurrent_per_key=job.max_concurrent_per_key,
     )
     if job.retry_policy is not None:
         message.retry_policy.CopyFrom(_to_retry_policy(job.retry_policy))
@@ -117,6 +120,7 @@ def to_job(job: Job) -> job_pb2.Job:
         "misfire_grace",
         "jitter",
         "must_succeed_within",
+        "start_deadline",
     ):
         value: timedelta | None = getattr(job, name)
         if value is not None:
@@ -168,6 +172,12 @@ def from_job(message: job_pb2.Job) -> Job:
         max_runs=message.max_runs,
         finished=message.finished,
         occurrence_run_count=message.occurrence_run_count,
+        start_deadline=_optional_duration(message, "start_deadline"),
+        max_concurrent_runs=message.max_concurrent_runs,
+        concurrency_key=message.concurrency_key,
+        max_concurrent_per_key=message.max_concurrent_per_key,
+        dead_letter_count=message.dead_letter_count,
+        waits_for=message.waits_for,
     )
 
 
@@ -347,6 +357,8 @@ def from_run(message: run_pb2.Run) -> Run:
         refused_report_count=message.refused_report_count,
         upstream=message.upstream,
         checkpoint_size=message.checkpoint_size,
+        hand_retry_count=message.hand_retry_count,
+        start_deadline_time=optional_time(message, "start_deadline_time"),
     )
 
 
@@ -440,6 +452,8 @@ def from_status(message: cluster_pb2.GetStatusResponse) -> ClusterStatus:
         worker_count=message.worker_count,
         version=message.version,
         process_id=message.process_id,
+        alert_count=message.alert_count,
+        dead_letter_count=message.dead_letter_count,
         incarnation=message.incarnation,
         restored=_from_restored(message.restored) if message.HasField("restored") else None,
     )

@@ -191,6 +191,15 @@ class Job:
         max_runs: the job is finished when this many occurrences ran or were covered; 0: no end.
         must_succeed_within: an alert is raised if no run succeeds for so long; None: never.
         last_success_time, alert: out, for jobs with `must_succeed_within`.
+        start_deadline: a run that nobody was given so long after it was due is never started, and
+            its occurrence recorded as skipped; None: late rather than never.
+        max_concurrent_runs: runs that workers may hold at once; 0: any number. Beside it
+            `overlap_policy` holds, which by default lets one run at a time.
+        concurrency_key: runs of all jobs of the namespace that name the same key are counted
+            together.
+        max_concurrent_per_key: runs with the key that may be held at once; 0: one.
+        dead_letter_count: out; runs that are kept as FAILED.
+        waits_for: out, from `get_job` alone: why the oldest waiting run waits.
         uid, etag, paused, pause_note, next_fire_time, create_time, update_time, mark_time,
             active_run_count, finished, occurrence_run_count: out. An etag that is not 0 makes
             `apply_job` refuse a job that changed since.
@@ -217,6 +226,12 @@ class Job:
     last_success_time: datetime | None = None
     alert: JobAlert | None = None
     max_runs: int = 0
+    start_deadline: timedelta | None = None
+    max_concurrent_runs: int = 0
+    concurrency_key: str = ""
+    max_concurrent_per_key: int = 0
+    dead_letter_count: int = 0
+    waits_for: str = ""
     uid: int = 0
     etag: int = 0
     paused: bool = False
@@ -282,6 +297,9 @@ class Run:
         refused_report_count: reports about it that came after their lease was over.
         upstream: the run that it comes after, or empty.
         checkpoint_size: bytes that an attempt left for the next one.
+        hand_retry_count: times it was made to wait again by `retry_runs`.
+        start_deadline_time: not started by then, it ends as CANCELLED; None: it was started, or
+            may start at any time.
     """
 
     name: str
@@ -310,6 +328,8 @@ class Run:
     refused_report_count: int
     upstream: str = ""
     checkpoint_size: int = 0
+    hand_retry_count: int = 0
+    start_deadline_time: datetime | None = None
 
     @property
     def job(self) -> str:
@@ -522,7 +542,12 @@ class Backup:
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterStatus:
-    """The cluster as one node sees it; `leader_id` is empty while it knows of no leader."""
+    """The cluster as one node sees it; `leader_id` is empty while it knows of no leader.
+
+    Attributes:
+        alert_count: jobs that have not succeeded in time.
+        dead_letter_count: runs that are kept as FAILED.
+    """
 
     cluster_id: str
     node_id: str
@@ -541,3 +566,5 @@ class ClusterStatus:
     process_id: int
     incarnation: str = ""
     restored: Restored | None = None
+    alert_count: int = 0
+    dead_letter_count: int = 0

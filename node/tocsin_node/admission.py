@@ -42,6 +42,8 @@ LABELS_MAX = 32
 LABEL_CHARS_MAX = 63
 ERROR_KINDS_MAX = 32
 MAX_RUNS_MAX = 1_000_000_000
+CONCURRENT_MAX = 1_000_000
+START_DEADLINE_MS_MAX = 31 * DAY_MS
 ERROR_KIND_CHARS_MAX = 128
 CONTENT_TYPE_CHARS_MAX = 128
 NOTE_CHARS_MAX = 256
@@ -62,6 +64,7 @@ NAME_PART = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 RUN_PART = re.compile(r"[0-9]{8}T[0-9]{6}Z|manual-[A-Za-z0-9_-]{1,64}|after-[A-Za-z0-9._~-]{1,120}")
 REQUEST_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 HANDLER = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+CONCURRENCY_KEY = re.compile(r"[A-Za-z0-9._:-]{1,63}")
 CONTENT_TYPE = re.compile(r"[!-~]+(?: [!-~]+)*")
 
 NAME_ALLOWED = (
@@ -403,6 +406,12 @@ def job_spec(job: job_pb2.Job, faults: Faults, config: Config, *, field: str = "
         after=_after(job.after, f"{field}.after", faults),
         must_succeed_within_ms=_must_succeed_within(job, field, faults),
         max_runs=_max_runs(job.max_runs, f"{field}.max_runs", faults),
+        start_deadline_ms=_start_deadline(job, field, faults),
+        max_concurrent_runs=_concurrent(
+            job.max_concurrent_runs, f"{field}.max_concurrent_runs", faults
+        ),
+        concurrency_key=_concurrency_key(job.concurrency_key, f"{field}.concurrency_key", faults),
+        max_concurrent_per_key=_per_key(job, f"{field}.max_concurrent_per_key", faults),
     )
 
 
@@ -544,6 +553,39 @@ def _max_runs(value: int, field: str, faults: Faults) -> int:
     if not 0 <= value <= MAX_RUNS_MAX:
         faults.expected(field, value, f"1 to {MAX_RUNS_MAX}, or 0 for no end")
     return value
+
+
+def _start_deadline(job: job_pb2.Job, field: str, faults: Faults) -> int | None:
+    """None: no deadline, as a length of zero also says."""
+    given = job.start_deadline
+    if not (given.seconds or given.nanos):
+        return None
+    return duration_ms(
+        given, f"{field}.start_deadline", faults, least=SECOND_MS, most=START_DEADLINE_MS_MAX
+    )
+
+
+def _concurrent(value: int, field: str, faults: Faults) -> int:
+    if not 0 <= value <= CONCURRENT_MAX:
+        faults.expected(field, value, f"1 to {CONCURRENT_MAX}, or 0 for any number")
+    return value
+
+
+def _concurrency_key(text: str, field: str, faults: Faults) -> str:
+    if text and not CONCURRENCY_KEY.fullmatch(text):
+        faults.expected(field, text, "1 to 63 of A-Z a-z 0-9 . _ : -, or nothing")
+    return text
+
+
+def _per_key(job: job_pb2.Job, field: str, faults: Faults) -> int:
+    """One at a time, unless the job says otherwise; without a key there is nothing to count."""
+    value = job.max_concurrent_per_key
+    if value and not job.concurrency_key:
+        faults.expected(field, value, "nothing without a concurrency_key")
+        return 0
+    if not 0 <= value <= CONCURRENT_MAX:
+        faults.expected(field, value, f"1 to {CONCURRENT_MAX}, or 0 for 1")
+    return value or (1 if job.concurrency_key else 0)
 
 
 def _must_succeed_within(job: job_pb2.Job, field: str, faults: Faults) -> int:

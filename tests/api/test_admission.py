@@ -48,6 +48,21 @@ def test_defaults_are_written_out(config: Config) -> None:
     assert (spec.retry.multiplier_permille, spec.retry.max_backoff_ms) == (2_000, 3_600_000)
 
 
+def test_a_concurrency_key_without_a_number_lets_one_run_at_a_time(config: Config) -> None:
+    job = good()
+    assert admission.job_spec(job, Faults(), config).max_concurrent_per_key == 0
+    job.concurrency_key = "db:eu"
+    assert admission.job_spec(job, Faults(), config).max_concurrent_per_key == 1
+
+
+def test_a_start_deadline_of_nothing_is_none(config: Config) -> None:
+    job = good()
+    job.start_deadline.SetInParent()
+    assert admission.job_spec(job, Faults(), config).start_deadline_ms is None
+    job.start_deadline.FromSeconds(90)
+    assert admission.job_spec(job, Faults(), config).start_deadline_ms == 90_000
+
+
 def test_defaults_come_from_the_configuration(tmp_path: Path) -> None:
     config = make_config(
         tmp_path,
@@ -142,6 +157,19 @@ BAD: list[tuple[Change, str, str]] = [
     (length("lease_duration", 3_601), "job.lease_duration", "FIELD_INVALID"),
     (length("misfire_grace", -1), "job.misfire_grace", "FIELD_INVALID"),
     (length("jitter", 86_401), "job.jitter", "FIELD_INVALID"),
+    (length("start_deadline", 0, 999_000_000), "job.start_deadline", "FIELD_INVALID"),
+    (length("start_deadline", 31 * 86_400 + 1), "job.start_deadline", "FIELD_INVALID"),
+    (length("start_deadline", -5), "job.start_deadline", "FIELD_INVALID"),
+    (set_fields(max_concurrent_runs=-1), "job.max_concurrent_runs", "FIELD_INVALID"),
+    (set_fields(max_concurrent_runs=1_000_001), "job.max_concurrent_runs", "FIELD_INVALID"),
+    (set_fields(concurrency_key="a/b"), "job.concurrency_key", "FIELD_INVALID"),
+    (set_fields(concurrency_key="x" * 64), "job.concurrency_key", "FIELD_INVALID"),
+    (set_fields(max_concurrent_per_key=1), "job.max_concurrent_per_key", "FIELD_INVALID"),
+    (
+        set_fields(concurrency_key="k", max_concurrent_per_key=-1),
+        "job.max_concurrent_per_key",
+        "FIELD_INVALID",
+    ),
     (
         length("retry_policy.max_backoff", 1),
         "job.retry_policy.max_backoff",

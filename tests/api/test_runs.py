@@ -107,7 +107,7 @@ async def get_status_ms(stubs: Stubs) -> int:
     return now_ms
 
 
-@pytest.mark.parametrize("text", ["state=DONE", "state=", "cause=x", "job=a", "queue=Q"])
+@pytest.mark.parametrize("text", ["state=DONE", "state=", "cause=x", "job=A", "queue=Q"])
 async def test_bad_filters_are_refused(one: Stubs, text: str) -> None:
     refused = await refusal(one.runs.ListRuns(run_pb2.ListRunsRequest(filter=text)))
     assert refused.fields == ["filter"]

@@ -56,7 +56,8 @@ def test_create_with_everything(tocsin: Tocsin, client: FakeClient) -> None:
         *["--priority", "9", "--overlap", "allow", "--misfire", "all", "--misfire-grace", "90s"],
         *["--catchup-limit", "7", "--max-attempts", "5", "--retry-initial", "500ms"],
         *["--retry-max", "1m", "--lease", "3s", "--attempt-timeout", "10m", "--jitter", "30s"],
-        *["--label", "team=pay", "--label", "note=a=b"],
+        *["--label", "team=pay", "--label", "note=a=b", "--start-deadline", "5m"],
+        *["--max-concurrent", "4", "--concurrency-key", "db", "--max-per-key", "2"],
     )
     assert result.exit_code == 0, result.stderr
     end = datetime(2027, 1, 1, tzinfo=UTC)
@@ -91,6 +92,10 @@ def test_create_with_everything(tocsin: Tocsin, client: FakeClient) -> None:
         catchup_limit=7,
         labels={"team": "pay", "note": "a=b"},
         jitter=timedelta(seconds=30),
+        start_deadline=timedelta(minutes=5),
+        max_concurrent_runs=4,
+        concurrency_key="db",
+        max_concurrent_per_key=2,
     )
 
 
@@ -284,3 +289,23 @@ def test_an_alert_is_shown(tocsin: Tocsin, client: FakeClient) -> None:
     assert "no run has succeeded within 93600 s, since" in tocsin("job", "get", "x").stdout
     shown = json.loads(tocsin("job", "get", "x", "-o", "json").stdout)
     assert shown["alert"]["logIndex"] == "7"
+
+
+def test_limits_and_dead_letters_are_shown(tocsin: Tocsin, client: FakeClient) -> None:
+    client.jobs["default/hello"] = make_job(
+        start_deadline=timedelta(minutes=5),
+        max_concurrent_runs=4,
+        concurrency_key="db",
+        max_concurrent_per_key=2,
+        dead_letter_count=3,
+        waits_for="queue default is paused (maintenance)",
+    )
+    shown = tocsin("job", "get", "hello").stdout
+    assert "start deadline   5m after it is due" in shown
+    assert "concurrent       at most 4" in shown
+    assert "concurrency key  db, at most 2" in shown
+    assert "dead letters     3 failed for good" in shown
+    assert "waits            queue default is paused (maintenance)" in shown
+    client.jobs["default/hello"] = make_job()
+    plain = tocsin("job", "get", "hello").stdout
+    assert not [word for word in ("deadline", "concurr", "dead letters", "waits") if word in plain]

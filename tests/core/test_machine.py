@@ -605,7 +605,7 @@ def test_a_trigger_has_the_start_deadline_of_its_job(m: Machine) -> None:
 def gate(
     m: Machine, kind: ScopeKind = ScopeKind.QUEUE, name: str = "default", **limits: int
 ) -> None:
-    settings = {"max_held": 0, "rate_permille": 0, "burst": 1, **limits}
+    settings = {"max_held": 0, "rate_runs": 0, "burst": 1, "rate_interval_ms": 1_000, **limits}
     m.done(c.SetGate(m.request(), kind, "default", 0, **settings))
 
 
@@ -677,7 +677,7 @@ def test_a_changed_limit_applies_to_what_waits(m: Machine) -> None:
 
 
 def test_a_rate_gives_out_a_burst_and_then_one_after_the_other(m: Machine) -> None:
-    gate(m, rate_permille=100, burst=2)  # one in ten seconds
+    gate(m, rate_runs=1, rate_interval_ms=10_000, burst=2)
     names = [*two_runs(m), m.trigger().name, m.trigger().name]
     m.grant(names[0])
     m.grant(names[1])
@@ -692,10 +692,10 @@ def test_a_rate_gives_out_a_burst_and_then_one_after_the_other(m: Machine) -> No
 
 
 def test_a_changed_rate_gives_nothing_away(m: Machine) -> None:
-    gate(m, rate_permille=100, burst=1)
+    gate(m, rate_runs=1, rate_interval_ms=10_000, burst=1)
     first, second = two_runs(m)
     m.grant(first)
-    gate(m, rate_permille=200, burst=5)
+    gate(m, rate_runs=2, rate_interval_ms=10_000, burst=5)
     assert m.refused(c.Grant(second, "w1", "w1")) is Reason.BLOCKED
     m.now_ms += 5_000
     m.grant(second)
@@ -863,3 +863,29 @@ def test_a_restore_ends_every_lease_and_names_what_may_have_been_in_flight(m: Ma
     assert m.state.restored is restored
     assert restore(snapshot(m.state)).restored == restored
     assert restore(snapshot(m.state)).incarnation == "second"
+
+
+def test_a_rate_is_exact_whatever_its_interval(m: Machine) -> None:
+    gate(m, rate_runs=3, rate_interval_ms=10_000, burst=2)
+    m.create(every_s=0, overlap=Overlap.ALLOW)
+    waits = [m.trigger().name for _ in range(32)]
+    m.grant(waits.pop())
+    m.grant(waits.pop())
+    began_ms = m.now_ms
+    while waits:
+        (queue,) = m.state.gates.values()
+        m.now_ms = limits.permit_time_ms(queue, m.now_ms)
+        m.grant(waits.pop())
+    assert m.now_ms - began_ms == 100_000  # thirty, at three in ten seconds, nothing rounded away
+
+
+def test_a_rate_keeps_its_share_of_a_permit_when_its_interval_changes(m: Machine) -> None:
+    gate(m, rate_runs=1, rate_interval_ms=10_000, burst=1)
+    first, second = two_runs(m)
+    m.grant(first)
+    m.now_ms += 5_000  # half of a permit
+    gate(m, rate_runs=1, rate_interval_ms=1_000, burst=1)
+    m.now_ms += 499
+    assert m.refused(c.Grant(second, "w1", "w1")) is Reason.BLOCKED
+    m.now_ms += 1
+    m.grant(second)

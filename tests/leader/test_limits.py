@@ -13,7 +13,7 @@ from tocsin_node.core.result import Applied
 
 
 async def set_gate(node: Node, kind: ScopeKind = ScopeKind.QUEUE, **limits: int) -> None:
-    settings = {"max_held": 0, "rate_permille": 0, "burst": 1, **limits}
+    settings = {"max_held": 0, "rate_runs": 0, "burst": 1, "rate_interval_ms": 1_000, **limits}
     await node.propose(c.SetGate(node.request(), kind, "default", 0, **settings))
 
 
@@ -116,7 +116,7 @@ async def test_a_paused_queue_says_so_and_goes_on_when_it_is_resumed() -> None:
 @virtual
 async def test_a_rate_is_kept_and_used() -> None:
     async with Node() as node:
-        await set_gate(node, rate_permille=2_000, burst=3)  # two a second
+        await set_gate(node, rate_runs=2, burst=3)  # two a second
         runs = await triggered(node, 10)
         worker = node.worker(slots=20)
         await worker.greet()

@@ -284,13 +284,13 @@ MUTATIONS = (
     Mutation(
         "a bucket is not emptied",
         limits.spend,
-        "level(gate, state.time_ms) - PERMIT",
+        "level(gate, state.time_ms) - gate.rate_interval_ms",
         "level(gate, state.time_ms)",
     ),
     Mutation(
         "a bucket fills beyond its burst",
         limits.level,
-        "min(filled, gate.burst * PERMIT)",
+        "min(filled, gate.burst * gate.rate_interval_ms)",
         "filled",
     ),
     # -- retrying by hand

@@ -204,10 +204,11 @@ class World:
         )
         name = self.random.choice(names)
         version = self.random.choice((0, 0, 0, 7))
-        most, rate = self.random.choice((0, 1, 2)), self.random.choice((0, 0, 100, 1_500))
+        most = self.random.choice((0, 1, 2))
+        runs, interval_ms = self.random.choice(((0, 1_000), (0, 7), (1, 10_000), (3, 2_000)))
         burst, paused = self.random.choice((1, 3)), self.random.random() < 0.3
         commands: tuple[c.Command, ...] = (
-            c.SetGate(self.request(), kind, name, version, most, rate, burst),
+            c.SetGate(self.request(), kind, name, version, most, runs, burst, interval_ms),
             c.PauseGate(self.request(), kind, name, paused, "why"),
             c.DeleteGate(self.request(), kind, name, version),
         )
@@ -600,9 +601,9 @@ class World:
         key = (gate.kind, gate.name, gate.version)
         times = self.grant_times.setdefault(key, [])
         times.append(self.state.time_ms)
-        if gate.rate_permille:
+        if gate.rate_runs:
             for number, since_ms in enumerate(reversed(times[-50:]), start=1):
-                earned = (times[-1] - since_ms) * gate.rate_permille / 1_000_000
+                earned = (times[-1] - since_ms) * gate.rate_runs / gate.rate_interval_ms
                 assert number <= gate.burst + earned, (
                     f"{number} grants within {times[-1] - since_ms}"
                 )

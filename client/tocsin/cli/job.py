@@ -247,6 +247,29 @@ def schedules_of(options: Mapping[str, Any]) -> list[Schedule]:
     help="Raise an alert if no run succeeds for so long.  [default: never]",
 )
 @click.option(
+    "--start-deadline",
+    type=DURATION,
+    metavar="DURATION",
+    help="Never start a run so long after it was due.  [default: late rather than never]",
+)
+@click.option(
+    "--max-concurrent",
+    type=click.IntRange(1, 1_000_000),
+    metavar="N",
+    help="Runs of it that are under way at once; see --overlap allow.  [default: any number]",
+)
+@click.option(
+    "--concurrency-key",
+    metavar="KEY",
+    help="Count its runs together with those of all jobs of its namespace that name KEY.",
+)
+@click.option(
+    "--max-per-key",
+    type=click.IntRange(1, 1_000_000),
+    metavar="N",
+    help="Runs with --concurrency-key that are under way at once.  [default: 1]",
+)
+@click.option(
     "--after",
     "after",
     multiple=True,
@@ -325,6 +348,10 @@ def _definition(name: str, options: Mapping[str, Any]) -> Job:
         jitter=options["jitter"],
         must_succeed_within=options["must_succeed_within"],
         max_runs=options["max_runs"] or 0,
+        start_deadline=options["start_deadline"],
+        max_concurrent_runs=options["max_concurrent"] or 0,
+        concurrency_key=options["concurrency_key"] or "",
+        max_concurrent_per_key=options["max_per_key"] or 0,
     )
 
 
@@ -375,7 +402,7 @@ def _work(options: Mapping[str, Any]) -> tuple[str, bytes]:
     "filter_",
     default="",
     metavar="TERMS",
-    help="Such as 'label.team=pay paused=true alert=true'; all terms must hold.",
+    help="Such as 'label.team=pay paused=true alert=true dead_letters=true'; all must hold.",
 )
 @global_options
 @pass_settings
@@ -437,6 +464,12 @@ def _print_job(job: Job) -> None:
             ("next", _shown_next(job)),
             ("decided to", shown_instant(job.mark_time)),
             ("active runs", str(job.active_run_count)),
+            *([("waits", job.waits_for)] if job.waits_for else []),
+            *(
+                [("dead letters", f"{job.dead_letter_count} failed for good")]
+                if job.dead_letter_count
+                else []
+            ),
             ("handler", job.handler),
             ("payload", _shown_payload(job)),
             ("queue", job.queue),
@@ -447,6 +480,7 @@ def _print_job(job: Job) -> None:
             ("lease", shown_duration(job.lease_duration)),
             ("attempt timeout", shown_duration(job.attempt_timeout)),
             ("jitter", shown_duration(job.jitter)),
+            *_limit_fields(job),
             *_watch_fields(job),
             ("max runs", f"{job.occurrence_run_count} of {job.max_runs}" if job.max_runs else "-"),
             ("labels", labels or "-"),
@@ -461,6 +495,20 @@ def _shown_next(job: Job) -> str:
     if job.paused:
         return f"paused: {job.pause_note}" if job.pause_note else "paused"
     return "finished" if job.finished else shown_instant(job.next_fire_time)
+
+
+def _limit_fields(job: Job) -> list[tuple[str, str]]:
+    """What is said of a job whose runs may not start at any time, or in any number."""
+    fields = []
+    if job.start_deadline is not None:
+        fields.append(("start deadline", f"{shown_duration(job.start_deadline)} after it is due"))
+    if job.max_concurrent_runs:
+        fields.append(("concurrent", f"at most {job.max_concurrent_runs}"))
+    if job.concurrency_key:
+        fields.append(
+            ("concurrency key", f"{job.concurrency_key}, at most {job.max_concurrent_per_key}")
+        )
+    return fields
 
 
 def _watch_fields(job: Job) -> list[tuple[str, str]]:

@@ -275,6 +275,12 @@ class Job(_message.Message):
     MUST_SUCCEED_WITHIN_FIELD_NUMBER: _builtins.int
     LAST_SUCCESS_TIME_FIELD_NUMBER: _builtins.int
     ALERT_FIELD_NUMBER: _builtins.int
+    START_DEADLINE_FIELD_NUMBER: _builtins.int
+    MAX_CONCURRENT_RUNS_FIELD_NUMBER: _builtins.int
+    CONCURRENCY_KEY_FIELD_NUMBER: _builtins.int
+    MAX_CONCURRENT_PER_KEY_FIELD_NUMBER: _builtins.int
+    DEAD_LETTER_COUNT_FIELD_NUMBER: _builtins.int
+    WAITS_FOR_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """`{namespace}/{job}`, each part `[a-z0-9][a-z0-9._-]{0,62}`; namespace `default` may be left out."""
     uid: _builtins.int
@@ -311,6 +317,22 @@ class Job(_message.Message):
     """
     occurrence_run_count: _builtins.int
     """Occurrences that ran or were covered, over all versions of the definition. Out."""
+    max_concurrent_runs: _builtins.int
+    """Runs of the job that may be held by workers at once; default 0: any number, up to 1000000. Beside
+    it `overlap_policy` holds, which by default lets one run at a time.
+    """
+    concurrency_key: _builtins.str
+    """Runs of all jobs of the namespace that name the same key are counted together; default none.
+    `[A-Za-z0-9._:-]{1,63}`.
+    """
+    max_concurrent_per_key: _builtins.int
+    """Runs with this key that may be held at once; default 1 beside a key, 1..1000000. Where jobs say
+    different numbers, the lowest counts.
+    """
+    dead_letter_count: _builtins.int
+    """Runs that are kept as FAILED: attempts used up, or an error that repeating cannot help. Out."""
+    waits_for: _builtins.str
+    """Why the oldest waiting run of the job waits, for people; from GetJob alone. Out."""
     @_builtins.property
     def schedules(self) -> _containers.RepeatedCompositeFieldContainer[Global___Schedule]:
         """0..16; none: runs only when triggered. Times where several meet are one occurrence."""
@@ -371,6 +393,13 @@ class Job(_message.Message):
     def alert(self) -> Global___JobAlert:
         """Unset while all is well; goes with the next success, or an edit of `must_succeed_within`. Out."""
 
+    @_builtins.property
+    def start_deadline(self) -> _duration_pb2.Duration:
+        """A run that nobody was given so long after the due time of the newest occurrence it covers is
+        never started: it ends as CANCELLED, and the ledger says SKIPPED, `deadline`. Unset: none;
+        1 s..31 days. A job with an `at` that is already later than that is refused.
+        """
+
     def __init__(
         self,
         *,
@@ -406,10 +435,16 @@ class Job(_message.Message):
         must_succeed_within: _duration_pb2.Duration | None = ...,
         last_success_time: _timestamp_pb2.Timestamp | None = ...,
         alert: Global___JobAlert | None = ...,
+        start_deadline: _duration_pb2.Duration | None = ...,
+        max_concurrent_runs: _builtins.int = ...,
+        concurrency_key: _builtins.str = ...,
+        max_concurrent_per_key: _builtins.int = ...,
+        dead_letter_count: _builtins.int = ...,
+        waits_for: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_priority", b"_priority", "alert", b"alert", "attempt_timeout", b"attempt_timeout", "create_time", b"create_time", "jitter", b"jitter", "last_success_time", b"last_success_time", "lease_duration", b"lease_duration", "mark_time", b"mark_time", "misfire_grace", b"misfire_grace", "must_succeed_within", b"must_succeed_within", "next_fire_time", b"next_fire_time", "priority", b"priority", "retry_policy", b"retry_policy", "update_time", b"update_time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_priority", b"_priority", "alert", b"alert", "attempt_timeout", b"attempt_timeout", "create_time", b"create_time", "jitter", b"jitter", "last_success_time", b"last_success_time", "lease_duration", b"lease_duration", "mark_time", b"mark_time", "misfire_grace", b"misfire_grace", "must_succeed_within", b"must_succeed_within", "next_fire_time", b"next_fire_time", "priority", b"priority", "retry_policy", b"retry_policy", "start_deadline", b"start_deadline", "update_time", b"update_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_priority", b"_priority", "active_run_count", b"active_run_count", "after", b"after", "alert", b"alert", "attempt_timeout", b"attempt_timeout", "catchup_limit", b"catchup_limit", "content_type", b"content_type", "create_time", b"create_time", "etag", b"etag", "finished", b"finished", "handler", b"handler", "jitter", b"jitter", "labels", b"labels", "last_success_time", b"last_success_time", "lease_duration", b"lease_duration", "mark_time", b"mark_time", "max_runs", b"max_runs", "misfire_grace", b"misfire_grace", "misfire_policy", b"misfire_policy", "must_succeed_within", b"must_succeed_within", "name", b"name", "next_fire_time", b"next_fire_time", "occurrence_run_count", b"occurrence_run_count", "overlap_policy", b"overlap_policy", "pause_note", b"pause_note", "paused", b"paused", "payload", b"payload", "priority", b"priority", "queue", b"queue", "retry_policy", b"retry_policy", "schedules", b"schedules", "uid", b"uid", "update_time", b"update_time"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_priority", b"_priority", "active_run_count", b"active_run_count", "after", b"after", "alert", b"alert", "attempt_timeout", b"attempt_timeout", "catchup_limit", b"catchup_limit", "concurrency_key", b"concurrency_key", "content_type", b"content_type", "create_time", b"create_time", "dead_letter_count", b"dead_letter_count", "etag", b"etag", "finished", b"finished", "handler", b"handler", "jitter", b"jitter", "labels", b"labels", "last_success_time", b"last_success_time", "lease_duration", b"lease_duration", "mark_time", b"mark_time", "max_concurrent_per_key", b"max_concurrent_per_key", "max_concurrent_runs", b"max_concurrent_runs", "max_runs", b"max_runs", "misfire_grace", b"misfire_grace", "misfire_policy", b"misfire_policy", "must_succeed_within", b"must_succeed_within", "name", b"name", "next_fire_time", b"next_fire_time", "occurrence_run_count", b"occurrence_run_count", "overlap_policy", b"overlap_policy", "pause_note", b"pause_note", "paused", b"paused", "payload", b"payload", "priority", b"priority", "queue", b"queue", "retry_policy", b"retry_policy", "schedules", b"schedules", "start_deadline", b"start_deadline", "uid", b"uid", "update_time", b"update_time", "waits_for", b"waits_for"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__priority: _TypeAlias = _typing.Literal["priority"]  # noqa: Y015
     _WhichOneofArgType__priority: _TypeAlias = _typing.Literal["_priority", b"_priority"]  # noqa: Y015
@@ -743,8 +778,9 @@ class ListJobsRequest(_message.Message):
     """1..1000; default 100."""
     page_token: _builtins.str
     filter: _builtins.str
-    """Terms joined by spaces, all of which must hold: `label.team=pay`, `queue=default`, `paused=true`,
-    `alert=true`.
+    """Terms joined by spaces, all of which must hold: `job=report`, `handler=shell`, `queue=default`,
+    `label.team=pay`, `paused=true`, `finished=true`, `alert=true`, `dead_letters=true`, `key=eu`
+    (of concurrency); a job is named with its namespace or without.
     """
     stale_ok: _builtins.bool
     def __init__(

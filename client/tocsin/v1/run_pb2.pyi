@@ -147,6 +147,8 @@ class Run(_message.Message):
     REFUSED_REPORT_COUNT_FIELD_NUMBER: _builtins.int
     UPSTREAM_FIELD_NUMBER: _builtins.int
     CHECKPOINT_SIZE_FIELD_NUMBER: _builtins.int
+    HAND_RETRY_COUNT_FIELD_NUMBER: _builtins.int
+    START_DEADLINE_TIME_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """`{namespace}/{job}/{run}`, the last part `20261129T070000Z`, `manual-{request_id}` or
     `after-{last part of the run before}.{uid of its job}`. Out.
@@ -185,6 +187,8 @@ class Run(_message.Message):
     """The run that this one comes after, for RUN_CAUSE_AFTER. Out."""
     checkpoint_size: _builtins.int
     """Bytes that an attempt left for the next one. Out."""
+    hand_retry_count: _builtins.int
+    """Times it was made to wait again by hand. Out."""
     @_builtins.property
     def nominal_time(self) -> _timestamp_pb2.Timestamp:
         """Nominal time of the occurrence, a whole second; unset for a manual trigger. Out."""
@@ -213,6 +217,12 @@ class Run(_message.Message):
 
     @_builtins.property
     def end_time(self) -> _timestamp_pb2.Timestamp: ...
+    @_builtins.property
+    def start_deadline_time(self) -> _timestamp_pb2.Timestamp:
+        """Not started by then, it ends as CANCELLED; unset once it was started, or without a start
+        deadline. Out.
+        """
+
     def __init__(
         self,
         *,
@@ -242,10 +252,12 @@ class Run(_message.Message):
         refused_report_count: _builtins.int = ...,
         upstream: _builtins.str = ...,
         checkpoint_size: _builtins.int = ...,
+        hand_retry_count: _builtins.int = ...,
+        start_deadline_time: _timestamp_pb2.Timestamp | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["covers_from_time", b"covers_from_time", "covers_to_time", b"covers_to_time", "create_time", b"create_time", "due_time", b"due_time", "end_time", b"end_time", "next_attempt_time", b"next_attempt_time", "nominal_time", b"nominal_time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["covers_from_time", b"covers_from_time", "covers_to_time", b"covers_to_time", "create_time", b"create_time", "due_time", b"due_time", "end_time", b"end_time", "next_attempt_time", b"next_attempt_time", "nominal_time", b"nominal_time", "start_deadline_time", b"start_deadline_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt_count", b"attempt_count", "attempts", b"attempts", "cancel_requested", b"cancel_requested", "cause", b"cause", "checkpoint_size", b"checkpoint_size", "covers_count", b"covers_count", "covers_from_time", b"covers_from_time", "covers_to_time", b"covers_to_time", "create_time", b"create_time", "due_time", b"due_time", "end_time", b"end_time", "handler", b"handler", "idempotency_key", b"idempotency_key", "job_version", b"job_version", "max_attempts", b"max_attempts", "name", b"name", "next_attempt_time", b"next_attempt_time", "nominal_time", b"nominal_time", "progress", b"progress", "queue", b"queue", "refused_report_count", b"refused_report_count", "result", b"result", "revision", b"revision", "state", b"state", "state_reason", b"state_reason", "upstream", b"upstream"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt_count", b"attempt_count", "attempts", b"attempts", "cancel_requested", b"cancel_requested", "cause", b"cause", "checkpoint_size", b"checkpoint_size", "covers_count", b"covers_count", "covers_from_time", b"covers_from_time", "covers_to_time", b"covers_to_time", "create_time", b"create_time", "due_time", b"due_time", "end_time", b"end_time", "hand_retry_count", b"hand_retry_count", "handler", b"handler", "idempotency_key", b"idempotency_key", "job_version", b"job_version", "max_attempts", b"max_attempts", "name", b"name", "next_attempt_time", b"next_attempt_time", "nominal_time", b"nominal_time", "progress", b"progress", "queue", b"queue", "refused_report_count", b"refused_report_count", "result", b"result", "revision", b"revision", "start_deadline_time", b"start_deadline_time", "state", b"state", "state_reason", b"state_reason", "upstream", b"upstream"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -385,7 +397,11 @@ class ListRunsRequest(_message.Message):
     page_token: _builtins.str
     """From the answer before, for the same list."""
     filter: _builtins.str
-    """Terms joined by spaces, all of which must hold: `state=FAILED`, `cause=TRIGGER`, `queue=default`."""
+    """Terms joined by spaces, all of which must hold: `state=FAILED`, `cause=TRIGGER`, `queue=default`,
+    `handler=shell`, `job=report` (with its namespace or without), `label.team=pay` (of the job's
+    definition that the run executes); and bounds of times, `created`, `due`, `nominal` or `ended`
+    with `<`, `<=`, `>` or `>=`, such as `created>=2026-11-29T07:00:00Z` or `ended>2026-11-29`.
+    """
     stale_ok: _builtins.bool
     """See GetRunRequest."""
     def __init__(

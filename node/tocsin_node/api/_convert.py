@@ -5,6 +5,7 @@ from __future__ import annotations
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from tocsin.v1 import job_pb2, run_pb2
+from tocsin_node.core import lease as rules
 from tocsin_node.core.model import (
     FINAL_STATES,
     SECOND_MS,
@@ -112,6 +113,7 @@ def job(state: State, stored: Job) -> job_pb2.Job:
         _watch(proto, stored, stored.watch)
     proto.finished = stored.finished
     proto.occurrence_run_count = stored.run_count
+    proto.dead_letter_count = len(state.failed.get(stored.name, ()))
     proto.active_run_count = len(state.active.get(stored.name, ())) + len(
         state.pending.get(stored.name, ())
     )
@@ -144,6 +146,9 @@ def definition(name: str, spec: JobSpec) -> job_pb2.Job:
         catchup_limit=spec.catchup_limit,
         labels=dict(spec.labels),
         max_runs=spec.max_runs,
+        max_concurrent_runs=spec.max_concurrent_runs,
+        concurrency_key=spec.concurrency_key,
+        max_concurrent_per_key=spec.max_concurrent_per_key,
     )
     for one in spec.schedules:
         _schedule(proto.schedules.add(), one)
@@ -160,6 +165,8 @@ def definition(name: str, spec: JobSpec) -> job_pb2.Job:
     proto.misfire_grace.SetInParent()
     proto.jitter.FromMilliseconds(spec.jitter_ms)
     proto.must_succeed_within.FromMilliseconds(spec.must_succeed_within_ms)
+    if spec.start_deadline_ms is not None:
+        proto.start_deadline.FromMilliseconds(spec.start_deadline_ms)
     return proto
 
 
@@ -204,7 +211,9 @@ def run(state: State, stored: Run, *, waits_for: str = "", progress: float = 0.0
         refused_report_count=stored.refused_count,
         upstream=stored.upstream,
         checkpoint_size=len(stored.checkpoint),
+        hand_retry_count=stored.hand_retry_count,
     )
+    put_time(proto.start_deadline_time, rules.deadline_ms(state, stored))
     put_time(proto.nominal_time, stored.nominal_time_ms)
     put_time(proto.due_time, stored.due_time_ms)
     put_time(proto.covers_from_time, stored.covers_from_ms)

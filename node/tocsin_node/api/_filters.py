@@ -1,20 +1,76 @@
-"""Filters of lists: `key=value` terms joined by blanks, all of which must hold."""
+"""Filters of lists: terms `key=value` or bounds of times, joined by blanks; all must hold.
+
+    state=FAILED handler=report label.team=pay ended>=2026-11-29T07:00:00Z
+
+A subset of AIP-160: AND alone, which may be written, no nesting, and no other comparison than `=`
+but for times. A value with blanks is put in double quotes. Owns what can be asked; refuses what it
+does not know, and says what it does.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import UTC, date, datetime
 from typing import TypeVar
 
-from tocsin_node.admission import FILTER_CHARS_MAX, NAME_PART, Faults, shown
-from tocsin_node.core.model import Cause, Job, JobSpec, Run, RunState
+from tocsin_node.admission import (
+    CONCURRENCY_KEY,
+    FILTER_CHARS_MAX,
+    HANDLER,
+    NAME_PART,
+    Faults,
+    job_name,
+    shown,
+)
+from tocsin_node.core.model import (
+    FINAL_STATES,
+    SECOND_MS,
+    Cause,
+    Job,
+    JobSpec,
+    Run,
+    RunState,
+    namespace_of,
+)
+from tocsin_node.core.state import State
 
 LABEL = "label."
+ALL = "*"  # matches everything, where nothing at all would be a slip
+
+_TERM = re.compile(r"([a-z_]+)(<=|>=|=|<|>)(.*)", re.DOTALL)
+_WORDS = re.compile(r'(?:[^\s"]|"[^"]*")+')
+_INSTANT = re.compile(
+    r"\d{4}-\d{2}-\d{2}(?:T\d{2}:\d{2}(?::\d{2}(?:\.\d{1,6})?)?(?:Z|[+-]\d{2}:\d{2}))?"
+)
 
 _T = TypeVar("_T")
+_COMPARE: Mapping[str, Callable[[int, int], bool]] = {
+    "<": lambda found, bound: found < bound,
+    "<=": lambda found, bound: found <= bound,
+    ">": lambda found, bound: found > bound,
+    ">=": lambda found, bound: found >= bound,
+}
+# When something happened to a run; None: it did not.
+_TIMES: Mapping[str, Callable[[Run], int | None]] = {
+    "created": lambda run: run.create_time_ms,
+    "due": lambda run: run.due_time_ms,
+    "nominal": lambda run: run.nominal_time_ms,
+    "ended": lambda run: run.end_time_ms if run.state in FINAL_STATES else None,
+}
 
 RunTest = Callable[[Run, JobSpec], bool]
-JobTest = Callable[[Job], bool]
+JobTest = Callable[[Job, State], bool]
+
+RUN_TERMS = (
+    "state=, cause=, job=, namespace=, queue=, handler=, label.{key}=, and created, due, nominal "
+    "or ended with <, <=, > or >= and a time such as 2026-11-29T07:00:00Z"
+)
+JOB_TERMS = (
+    "job=, namespace=, queue=, handler=, key=, label.{key}=, and paused, finished, alert or "
+    "dead_letters with =true or =false"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,92 +85,169 @@ class RunFilter:
 class JobFilter:
     tests: tuple[JobTest, ...] = ()
 
-    def matches(self, job: Job) -> bool:
-        return all(test(job) for test in self.tests)
+    def matches(self, job: Job, state: State) -> bool:
+        return all(test(job, state) for test in self.tests)
+
+
+@dataclass(frozen=True, slots=True)
+class _Term:
+    key: str  # `label.` alone stands for any label
+    operator: str
+    value: str
+    label: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.key}{self.label}{self.operator}{self.value}"
 
 
 def run_filter(text: str, faults: Faults) -> RunFilter:
-    """Reads a filter of runs: `state=FAILED`, `cause=TRIGGER`, `queue=default`."""
-    tests: list[RunTest] = []
-    for key, value in _terms(text, faults):
-        if key == "state":
-            tests += _state_is(value, faults)
-        elif key == "cause":
-            tests += _cause_is(value, faults)
-        elif key == "queue" and NAME_PART.fullmatch(value):
-            tests.append(_queue_is(value))
-        else:
-            _unknown(f"{key}={value}", "state=..., cause=..., queue=...", faults)
+    """Reads a filter of runs; see `RUN_TERMS`."""
+    tests = []
+    for term in _terms(text, faults, RUN_TERMS):
+        test = _run_test(term, faults)
+        if test is not None:
+            tests.append(test)
     return RunFilter(tuple(tests))
 
 
 def job_filter(text: str, faults: Faults) -> JobFilter:
-    """Reads a filter of jobs: `label.team=pay`, `queue=default`, `paused=true`, `alert=true`."""
-    tests: list[JobTest] = []
-    for key, value in _terms(text, faults):
-        if key.startswith(LABEL) and key != LABEL:
-            tests.append(_label_is(key.removeprefix(LABEL), value))
-        elif key == "queue" and NAME_PART.fullmatch(value):
-            tests.append(_job_queue_is(value))
-        elif key == "paused" and value in ("true", "false"):
-            tests.append(_paused_is(value == "true"))
-        elif key == "alert" and value in ("true", "false"):
-            tests.append(_alert_is(value == "true"))
-        else:
-            allowed = "label.{key}=..., queue=..., paused=true|false, alert=true|false"
-            _unknown(f"{key}={value}", allowed, faults)
+    """Reads a filter of jobs; see `JOB_TERMS`."""
+    tests = []
+    for term in _terms(text, faults, JOB_TERMS):
+        test = _job_test(term, faults)
+        if test is not None:
+            tests.append(test)
     return JobFilter(tuple(tests))
 
 
-def _terms(text: str, faults: Faults) -> list[tuple[str, str]]:
+def _run_test(term: _Term, faults: Faults) -> RunTest | None:
+    key, value = term.key, term.value
+    if key in _TIMES:
+        return _time_test(term, faults)
+    if key == "state" and term.operator == "=":
+        state = _word(term, {str(state): state for state in RunState}, faults)
+        return None if state is None else lambda run, spec: run.state is state
+    if key == "cause" and term.operator == "=":
+        cause = _word(term, {str(cause): cause for cause in Cause}, faults)
+        return None if cause is None else lambda run, spec: run.cause is cause
+    if key == LABEL:
+        return lambda run, spec: (term.label, value) in spec.labels
+    if term.operator == "=":
+        if key == "job" and (name := _job(value)):
+            return lambda run, spec: run.job == name
+        if key == "namespace" and NAME_PART.fullmatch(value):
+            return lambda run, spec: namespace_of(run.job) == value
+        if key == "queue" and NAME_PART.fullmatch(value):
+            return lambda run, spec: spec.queue == value
+        if key == "handler" and HANDLER.fullmatch(value):
+            return lambda run, spec: spec.handler == value
+    _unknown(str(term), RUN_TERMS, faults)
+    return None
+
+
+def _time_test(term: _Term, faults: Faults) -> RunTest | None:
+    time_of, bound_ms = _TIMES[term.key], _instant(term.value)
+    if bound_ms is None or term.operator not in _COMPARE:
+        allowed = f"{term.key} with <, <=, > or >= and a time such as 2026-11-29T07:00:00Z"
+        _unknown(str(term), allowed, faults)
+        return None
+    holds, bound = _COMPARE[term.operator], bound_ms
+
+    def test(run: Run, spec: JobSpec) -> bool:
+        found_ms = time_of(run)
+        return found_ms is not None and holds(found_ms, bound)
+
+    return test
+
+
+def _job_test(term: _Term, faults: Faults) -> JobTest | None:
+    key, value = term.key, term.value
+    if key == LABEL:
+        return lambda job, state: (term.label, value) in job.spec.labels
+    if term.operator == "=":
+        if value in ("true", "false") and key in _JOB_FLAGS:
+            flag, wanted = _JOB_FLAGS[key], value == "true"
+            return lambda job, state: flag(job, state) is wanted
+        if key == "job" and (name := _job(value)):
+            return lambda job, state: job.name == name
+        if key == "namespace" and NAME_PART.fullmatch(value):
+            return lambda job, state: namespace_of(job.name) == value
+        if key == "queue" and NAME_PART.fullmatch(value):
+            return lambda job, state: job.spec.queue == value
+        if key == "handler" and HANDLER.fullmatch(value):
+            return lambda job, state: job.spec.handler == value
+        if key == "key" and CONCURRENCY_KEY.fullmatch(value):
+            return lambda job, state: job.spec.concurrency_key == value
+    _unknown(str(term), JOB_TERMS, faults)
+    return None
+
+
+_JOB_FLAGS: Mapping[str, JobTest] = {
+    "paused": lambda job, state: job.paused,
+    "finished": lambda job, state: job.finished,
+    "alert": lambda job, state: job.name in state.alerted,
+    "dead_letters": lambda job, state: job.name in state.failed,
+}
+
+
+def _terms(text: str, faults: Faults, allowed: str) -> list[_Term]:
     if len(text) > FILTER_CHARS_MAX:
         faults.add("filter", f"got {len(text)} characters, allowed: at most {FILTER_CHARS_MAX}")
         return []
-    terms: list[tuple[str, str]] = []
-    for term in text.split():
-        key, equals, value = term.partition("=")
-        if not equals:
-            _unknown(term, "terms key=value, joined by blanks", faults)
+    if text.strip() == ALL:
+        return []
+    if text.count('"') % 2:
+        _unknown(text, "an even number of double quotes", faults)
+        return []
+    terms: list[_Term] = []
+    for word in _WORDS.findall(text):
+        if word == "AND":
+            continue
+        term = _term(word)
+        if term is None:
+            _unknown(word, allowed, faults)
         else:
-            terms.append((key, value))
+            terms.append(term)
     return terms
+
+
+def _term(word: str) -> _Term | None:
+    if word.startswith(LABEL):
+        # A label's key may hold anything but blanks and `=`, the other signs of comparison too.
+        key, equals, value = word.removeprefix(LABEL).partition("=")
+        return _Term(LABEL, "=", _unquoted(value), key) if key and equals else None
+    match = _TERM.fullmatch(word)
+    return None if match is None else _Term(match[1], match[2], _unquoted(match[3]))
+
+
+def _unquoted(value: str) -> str:
+    return value[1:-1] if len(value) > 1 and value[0] == value[-1] == '"' else value
+
+
+def _job(value: str) -> str:
+    """The full name of a job; "" for what is none."""
+    return job_name(value, "filter", Faults())
+
+
+def _instant(text: str) -> int | None:
+    """UTC milliseconds; a date stands for its first instant in UTC. None: it is neither."""
+    if not _INSTANT.fullmatch(text):
+        return None
+    try:
+        if "T" in text:
+            at = datetime.fromisoformat(text)
+        else:
+            at = datetime.combine(date.fromisoformat(text), datetime.min.time(), UTC)
+        return round(at.timestamp() * SECOND_MS)
+    except (ValueError, OverflowError):
+        return None
+
+
+def _word(term: _Term, words: Mapping[str, _T], faults: Faults) -> _T | None:
+    if term.value not in words:
+        _unknown(str(term), ", ".join(f"{term.key}={word}" for word in words), faults)
+    return words.get(term.value)
 
 
 def _unknown(term: str, allowed: str, faults: Faults) -> None:
     faults.add("filter", f"got {shown(term)}, allowed: {allowed}")
-
-
-def _state_is(value: str, faults: Faults) -> list[RunTest]:
-    found = _word(value, {str(state): state for state in RunState}, "state", faults)
-    return [] if found is None else [lambda run, spec: run.state is found]
-
-
-def _cause_is(value: str, faults: Faults) -> list[RunTest]:
-    found = _word(value, {str(cause): cause for cause in Cause}, "cause", faults)
-    return [] if found is None else [lambda run, spec: run.cause is found]
-
-
-def _word(value: str, words: Mapping[str, _T], key: str, faults: Faults) -> _T | None:
-    if value not in words:
-        _unknown(f"{key}={value}", ", ".join(f"{key}={word}" for word in words), faults)
-    return words.get(value)
-
-
-def _queue_is(queue: str) -> RunTest:
-    return lambda run, spec: spec.queue == queue
-
-
-def _job_queue_is(queue: str) -> JobTest:
-    return lambda job: job.spec.queue == queue
-
-
-def _alert_is(raised: bool) -> JobTest:
-    return lambda job: (job.watch is not None and job.watch.alert_time_ms is not None) is raised
-
-
-def _label_is(key: str, value: str) -> JobTest:
-    return lambda job: (key, value) in job.spec.labels
-
-
-def _paused_is(paused: bool) -> JobTest:
-    return lambda job: job.paused is paused

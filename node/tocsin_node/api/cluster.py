@@ -84,6 +84,8 @@ class ClusterService(cluster_pb2_grpc.ClusterServiceServicer):
             version=self._version,
             process_id=os.getpid(),
             incarnation=state.incarnation,
+            alert_count=len(state.alerted),
+            dead_letter_count=state.failed_count,
         )
         if (restored := state.restored) is not None:
             proto = response.restored

@@ -38,7 +38,7 @@ from tocsin_node.core.result import Reason
 from tocsin_node.core.state import Ledger
 from tocsin_node.explain import explain, instants_of
 from tocsin_node.replica import Changes, Refused, Replica
-from tocsin_node.schedule import Fire, describe, preview, surprises
+from tocsin_node.schedule import Fire, describe, jitter_ms, preview, surprises
 
 REPLANS_MAX = 8  # of one change, while others change the same job
 SCAN_NAMES = 1_000  # names taken from the index at a time
@@ -101,6 +101,7 @@ class JobService(job_pb2_grpc.JobServiceServicer):
                 if self._replica.state.job(name) is not None:
                     raise _job_exists(name)
                 self._refuse_cycle(name, spec, None)
+                _refuse_past_deadlines(name, spec, self._replica.clock.now_ms())
                 if request.validate_only:
                     return _Known(_convert.definition(name, spec))
             return self._create(key, name, spec)
@@ -131,6 +132,7 @@ class JobService(job_pb2_grpc.JobServiceServicer):
                 if not request.allow_missing or etag:
                     raise _no_job(name)
                 self._refuse_cycle(name, spec, None)
+                _refuse_past_deadlines(name, spec, self._replica.clock.now_ms())
                 if request.validate_only:
                     proposed = _convert.definition(name, spec)
                     return _Known(
@@ -330,7 +332,18 @@ class JobService(job_pb2_grpc.JobServiceServicer):
         faults.refuse_if_any()
         await self._fresh(request.stale_ok, context)
         job = self._present(name)
-        return job_pb2.GetJobResponse(job=_convert.job(self._replica.state, job))
+        proto = _convert.job(self._replica.state, job)
+        proto.waits_for = self._oldest_waits_for(name)
+        return job_pb2.GetJobResponse(job=proto)
+
+    def _oldest_waits_for(self, job: str) -> str:
+        """Why the oldest waiting run of a job waits, for people; "" when none does."""
+        state = self._replica.state
+        oldest = next(iter(state.pending.get(job, ())), None)
+        if oldest is None:
+            retrying = (name for name in state.active.get(job, ()) if name in state.waiting)
+            oldest = next(retrying, None)
+        return "" if oldest is None else self._waits_for(state.runs[oldest])
 
     async def ListJobs(  # noqa: N802
         self, request: job_pb2.ListJobsRequest, context: Any
@@ -355,7 +368,7 @@ class JobService(job_pb2_grpc.JobServiceServicer):
             if not parent.holds(name):
                 break
             job = self._replica.state.job(name)
-            if job is None or not wanted.matches(job):
+            if job is None or not wanted.matches(job, self._replica.state):
                 continue
             proto = _convert.job(self._replica.state, job)
             if not page.takes(proto.ByteSize()):
@@ -571,6 +584,22 @@ def _refuse_new_past_times(before: JobSpec, after: JobSpec, now_ms: int) -> None
                 f"job.schedules[{number}].at",
                 utc_name(each.at_time_ms),
                 "a time in the future when a job is changed; trigger it to run it now",
+            )
+
+
+def _refuse_past_deadlines(name: str, spec: JobSpec, now_ms: int) -> None:
+    """A new job's time in the past runs at once, unless its own start deadline forbids that."""
+    if spec.start_deadline_ms is None:
+        return
+    for number, each in enumerate(spec.schedules):
+        due_ms = each.at_time_ms + jitter_ms(name, spec.jitter_ms)
+        if each.kind is ScheduleKind.AT and due_ms + spec.start_deadline_ms < now_ms:
+            late_s = (now_ms - due_ms) // 1_000
+            raise refuse_field(
+                f"job.schedules[{number}].at",
+                f"{utc_name(each.at_time_ms)}, {late_s} s ago",
+                f"a time at most start_deadline ({spec.start_deadline_ms // 1_000} s) in the past, "
+                "since a run of it could not start any more",
             )
 
 

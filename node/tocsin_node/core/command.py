@@ -13,7 +13,15 @@ from typing import ClassVar
 
 import msgspec
 
-from tocsin_node.core.model import AttemptOutcome, JobSpec, Limits, Outcome, Record, ScopeKind
+from tocsin_node.core.model import (
+    SECOND_MS,
+    AttemptOutcome,
+    JobSpec,
+    Limits,
+    Outcome,
+    Record,
+    ScopeKind,
+)
 
 SCHEMA = 1  # of the commands and records that this release understands; see Command
 
@@ -218,8 +226,9 @@ class SetGate(Command, frozen=True, tag=16):
     name: str
     version: int  # 0: whatever it is
     max_held: int
-    rate_permille: int
+    rate_runs: int
     burst: int
+    rate_interval_ms: int = SECOND_MS
 
 
 class PauseGate(Command, frozen=True, tag=17):

@@ -3,7 +3,9 @@
 Owns the reading of limits: which scopes a run is counted in, what each allows, and why a run has to
 wait. The machine asks it in the very entry that grants, so limits are exact across leader changes.
 Refuses to count: `State.held` follows from the leases. Rates are token buckets in whole numbers,
-filled by cluster time, so every replica finds the same level.
+filled by cluster time, so every replica finds the same level: a bucket is measured in parts, of
+which a millisecond puts in as many as the rate has runs, and a grant takes out as many as its
+interval has milliseconds. So any rate is kept exactly.
 """
 
 from __future__ import annotations
@@ -12,11 +14,9 @@ from collections.abc import Iterable
 
 from msgspec.structs import replace
 
-from tocsin_node.core.model import Gate, Run, Scope, ScopeKind
+from tocsin_node.core.model import SECOND_MS, Gate, Run, Scope, ScopeKind, utc_text
 from tocsin_node.core.result import Reason, Rejected
 from tocsin_node.core.state import State
-
-PERMIT = 1_000_000  # what one grant takes out of a bucket; each ms puts in `rate_permille`
 
 _GATED = frozenset({ScopeKind.QUEUE, ScopeKind.NAMESPACE})
 
@@ -62,23 +62,23 @@ def most_held(state: State, run: Run, scope: Scope) -> int:
 
 
 def level(gate: Gate, now_ms: int) -> int:
-    """What a bucket holds at an instant, in parts of which a grant takes `PERMIT`."""
-    filled = gate.level + max(0, now_ms - gate.level_time_ms) * gate.rate_permille
-    return min(filled, gate.burst * PERMIT)
+    """What a bucket holds at an instant, in parts of which a grant takes `rate_interval_ms`."""
+    filled = gate.level + max(0, now_ms - gate.level_time_ms) * gate.rate_runs
+    return min(filled, gate.burst * gate.rate_interval_ms)
 
 
 def permit_time_ms(gate: Gate, now_ms: int) -> int:
     """When a bucket holds enough for a grant: now, or the first millisecond at which it does."""
-    missing = PERMIT - level(gate, now_ms)
-    return now_ms if missing <= 0 else now_ms - (-missing // gate.rate_permille)
+    missing = gate.rate_interval_ms - level(gate, now_ms)
+    return now_ms if missing <= 0 else now_ms - (-missing // gate.rate_runs)
 
 
 def spend(state: State, run: Run) -> None:
     """Takes a grant out of the buckets of a run's queue and namespace."""
     for scope in state.scopes_of(run):
         gate = state.gates.get(scope) if scope[0] in _GATED else None
-        if gate is not None and gate.rate_permille:
-            left = level(gate, state.time_ms) - PERMIT
+        if gate is not None and gate.rate_runs:
+            left = level(gate, state.time_ms) - gate.rate_interval_ms
             state.spend(scope, replace(gate, level=left, level_time_ms=state.time_ms))
 
 
@@ -100,9 +100,12 @@ def _shut(gate: Gate, run: Run, *, now_ms: int) -> Rejected | None:
     scope = (gate.kind, gate.name)
     if gate.paused:
         return _waits(run, scope, shut_words(gate))
-    if gate.rate_permille and level(gate, now_ms) < PERMIT:
-        at_ms = permit_time_ms(gate, now_ms)
-        return _waits(run, scope, f"{words(scope)} gives out no further run before {at_ms} ms")
+    if gate.rate_runs and level(gate, now_ms) < gate.rate_interval_ms:
+        rate = (
+            f"{words(scope)} gives out {gate.rate_runs} per {gate.rate_interval_ms / SECOND_MS:g} s"
+        )
+        at = utc_text(permit_time_ms(gate, now_ms))
+        return _waits(run, scope, f"{rate}, the next one not before {at}")
     return None
 
 

@@ -786,13 +786,16 @@ def _set_gate(state: State, command: SetGate) -> Result:
         return Rejected(Reason.QUOTA_EXCEEDED, f"{GATES_MAX} queues and namespaces have limits")
     gate = old or Gate(command.kind, command.name, state.index)
     # A bucket that was there keeps what it held, so that a change gives nothing away.
-    full = command.burst * limits.PERMIT
-    left = limits.level(gate, state.time_ms) if gate.rate_permille else full
+    interval_ms = max(1, command.rate_interval_ms)
+    full = left = command.burst * interval_ms
+    if gate.rate_runs:
+        left = limits.level(gate, state.time_ms) * interval_ms // gate.rate_interval_ms
     gate = replace(
         gate,
         version=state.index,
         max_held=command.max_held,
-        rate_permille=command.rate_permille,
+        rate_runs=command.rate_runs,
+        rate_interval_ms=interval_ms,
         burst=command.burst,
         level=min(left, full),
         level_time_ms=state.time_ms,

@@ -328,12 +328,13 @@ class Gate(Record, frozen=True):
     name: str
     version: int  # log index of its last change
     max_held: int = 0  # runs held at once; 0: any number
-    rate_permille: int = 0  # thousandths of a grant per second; 0: no rate
+    rate_runs: int = 0  # grants per interval; 0: no rate
     burst: int = 1  # grants that may come at once after a silence
     paused: bool = False  # no grants
     note: str = ""  # who paused it and why
     level: int = 0  # of the bucket, see limits.py
     level_time_ms: int = 0
+    rate_interval_ms: int = SECOND_MS
 
 
 class Limits(Record, frozen=True):
@@ -368,6 +369,12 @@ def namespace_of(name: str) -> str:
 def utc_name(time_ms: int) -> str:
     """Gives a whole-second instant its name in run ids: 20261129T070000Z."""
     return datetime.fromtimestamp(time_ms // SECOND_MS, UTC).strftime("%Y%m%dT%H%M%SZ")
+
+
+def utc_text(time_ms: int) -> str:
+    """An instant for people: 2026-11-29T07:00:00.250Z."""
+    at = datetime.fromtimestamp(time_ms // SECOND_MS, UTC)
+    return f"{at:%Y-%m-%dT%H:%M:%S}.{time_ms % SECOND_MS:03}Z"
 
 
 def idempotency_key(run: Run) -> str:

@@ -118,10 +118,14 @@ class Ledger:
         gone.append(right)
         return True
 
-    def forget(self, before_ms: int) -> list[Range]:
-        """Drops ranges that ended before an instant, raises the floor; returns what it dropped."""
+    def forget(self, before_ms: int, index: int) -> list[Range]:
+        """Drops ranges that ended before an instant, raises the floor; returns what it dropped.
+
+        Args:
+            index: of the entry that is being applied; what it decides itself is kept, however old.
+        """
         dropped = []
-        while self.ranges and self.ranges[0].to_ms < before_ms:
+        while self.ranges and self.ranges[0].to_ms < before_ms and self.ranges[0].index != index:
             dropped.append(self.ranges.popleft())
             self.floor_ms = dropped[-1].to_ms
         return dropped
@@ -175,6 +179,9 @@ class State:
         self.recent: OrderedSet = {}  # all runs, the one that changed last at the end
         self.finished: OrderedSet = {}  # in order of their end
         self.finished_by_job: dict[str, OrderedSet] = {}
+        self.failed: dict[str, OrderedSet] = {}  # of these the dead letters
+        self.failed_count = 0
+        self.alerted: OrderedSet = {}  # jobs that show an alert
         self.version_uses: Counter[tuple[str, int]] = Counter()
         self.dependants: dict[str, OrderedSet] = {}  # jobs that run after one, by its name
         self._watched: dict[str, int] = {}  # by job, its place in the heap of alerts
@@ -284,7 +291,7 @@ class State:
         self.jobs[job.name] = job
         self._index_due(job)
         self._index_key(job)
-        if job.watch is not None:
+        if job.watch is not None or (before is not None and before.watch is not None):
             self._index_watch(job)
         self.changed_jobs[job.name] = None
 
@@ -305,6 +312,7 @@ class State:
         for run in list(self.runs_by_job.get(name, ())):
             self.drop_run(run)
         job = self.jobs.pop(name)
+        self.alerted.pop(name, None)
         self._index_after(job, None)
         self.jobs_by_namespace[namespace_of(name)] -= 1
         self._unindex_due(job)
@@ -357,7 +365,7 @@ class State:
         ledger = self._own_ledger(job.name)
         if ledger.add(new) is None:
             self._use_version((job.name, new.version), +1)
-        dropped = ledger.forget(self.time_ms - self.limits.ledger_window_ms)
+        dropped = ledger.forget(self.time_ms - self.limits.ledger_window_ms, self.index)
         for gone in dropped:
             self._use_version((job.name, gone.version), -1)
         if dropped and ledger.spans:
@@ -455,6 +463,10 @@ class State:
 
     def _index_watch(self, job: Job) -> None:
         """A switch that is set back keeps its place, and moves when that comes up."""
+        if job.watch is None or job.watch.alert_time_ms is None or job.deleted:
+            self.alerted.pop(job.name, None)
+        else:
+            self.alerted[job.name] = None
         due_ms = job.alert_due_ms
         if due_ms is not None and due_ms < self._watched.get(job.name, due_ms + 1):
             self._watched[job.name] = due_ms
@@ -492,6 +504,9 @@ class State:
         if run.state in FINAL_STATES:
             self.finished[run.name] = None
             self.finished_by_job.setdefault(run.job, {})[run.name] = None
+            if run.state is RunState.FAILED:
+                self.failed.setdefault(run.job, {})[run.name] = None
+                self.failed_count += 1
 
     def _unindex_run_state(self, run: Run) -> None:
         _discard(self.active, run.job, run.name)
@@ -506,6 +521,9 @@ class State:
                     del self.held[scope]
             self._unindex_stray(run.name)
         self.finished.pop(run.name, None)
+        if run.state is RunState.FAILED:
+            _discard(self.failed, run.job, run.name)
+            self.failed_count -= 1
 
 
 class Captured:

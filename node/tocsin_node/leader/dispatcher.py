@@ -439,9 +439,9 @@ class Dispatcher:
         granting = self._granting.get(scope, 0)
         if gate.paused or (gate.max_held and state.held.get(scope, 0) + granting >= gate.max_held):
             return True
-        if not gate.rate_permille:
+        if not gate.rate_runs:
             return False
-        if limits.level(gate, now_ms) >= (granting + 1) * limits.PERMIT:
+        if limits.level(gate, now_ms) >= (granting + 1) * gate.rate_interval_ms:
             return False
         if not granting:
             at_ms = limits.permit_time_ms(gate, now_ms)
