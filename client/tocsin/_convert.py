@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
-from google.rpc import error_details_pb2
+from google.rpc import error_details_pb2, status_pb2
 
 from tocsin.schedule import At, Cron, DstFold, DstGap, Every, Schedule, instant
 from tocsin.types import (
@@ -34,6 +34,7 @@ from tocsin.types import (
     Job,
     JobAlert,
     JobAudit,
+    JobResult,
     Member,
     MisfirePolicy,
     NodeRole,
@@ -259,6 +260,19 @@ def from_update(message: job_pb2.UpdateJobResponse) -> Applied:
     return Applied(job=from_job(message.job), created=message.created, changed=message.changed)
 
 
+def from_job_results(messages: Iterable[job_pb2.ApplyJobsResponse.Result]) -> list[JobResult]:
+    return [
+        JobResult(
+            name=item.name,
+            reason=_reason(item.status),
+            message=item.status.message,
+            created=item.created,
+            changed=item.changed,
+        )
+        for item in messages
+    ]
+
+
 def from_preview(message: job_pb2.PreviewFireTimesResponse) -> Preview:
     return Preview(
         fires=tuple(
@@ -389,15 +403,16 @@ def from_changes(message: run_pb2.WatchRunsResponse) -> RunChanges:
 
 def from_item_results(messages: Iterable[run_pb2.ItemResult]) -> list[ItemResult]:
     return [
-        ItemResult(name=item.name, reason=_item_reason(item), message=item.status.message)
+        ItemResult(name=item.name, reason=_reason(item.status), message=item.status.message)
         for item in messages
     ]
 
 
-def _item_reason(item: run_pb2.ItemResult) -> str:
-    if item.status.code == 0:
+def _reason(status: status_pb2.Status) -> str:
+    """Of one item of a call for many; empty: it was done."""
+    if status.code == 0:
         return ""
-    for detail in item.status.details:
+    for detail in status.details:
         info = error_details_pb2.ErrorInfo()
         if detail.Unpack(info):
             return info.reason

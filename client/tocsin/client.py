@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import collections
 import contextlib
 import dataclasses
 import os
 import queue
 import threading
 import weakref
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 from types import TracebackType
@@ -35,6 +36,7 @@ from tocsin.types import (
     ItemResult,
     Job,
     JobAudit,
+    JobResult,
     OccurrenceRange,
     Preview,
     Run,
@@ -47,6 +49,9 @@ __all__ = ["AsyncClient", "Client"]
 
 TIMEOUT = 10.0  # seconds for a call with all its tries
 PAGE_SIZE = 1000
+BATCH_JOBS = 500  # of one ApplyJobs call,
+BATCH_BYTES = 1024 * 1024  # and about so many bytes,
+BATCHES_MAX = 4  # and so many calls at a time
 
 _T = TypeVar("_T")
 Endpoints = str | Path | Sequence[str] | None
@@ -121,6 +126,42 @@ class AsyncClient:
         )
         response = await self._pool.call(lambda s: s.jobs.UpdateJob, request, within=self.timeout)
         return _convert.from_update(response)
+
+    async def apply_jobs(
+        self, jobs: Iterable[Job], *, request_id: str | None = None
+    ) -> list[JobResult]:
+        """`apply_job` for many, in batches: the fast way to store them. One result each, in order.
+
+        A job that is refused keeps no other from being stored; its result says why. The timeout
+        holds for each batch.
+
+        Args:
+            request_id: batches get it with their number, so a repeat of the whole call must hold
+                the same jobs in the same order.
+
+        Raises:
+            ApiError: of some jobs it is not known what became; repeat the call under the same id.
+        """
+        request_id = request_id or new_request_id()
+        results: list[JobResult] = []
+        calls: collections.deque[asyncio.Task[list[JobResult]]] = collections.deque()
+        try:
+            for number, batch in enumerate(_batches(jobs)):
+                batch.request_id = f"{request_id}-{number}"
+                calls.append(asyncio.create_task(self._apply_batch(batch)))
+                if len(calls) >= BATCHES_MAX:
+                    results += await calls.popleft()
+            while calls:
+                results += await calls.popleft()
+        finally:
+            for call in calls:
+                call.cancel()
+            await asyncio.gather(*calls, return_exceptions=True)
+        return results
+
+    async def _apply_batch(self, batch: job_pb2.ApplyJobsRequest) -> list[JobResult]:
+        response = await self._pool.call(lambda s: s.jobs.ApplyJobs, batch, within=self.timeout)
+        return _convert.from_job_results(response.results)
 
     async def get_job(self, name: str, *, stale_ok: bool = False) -> Job:
         """One job. `stale_ok`: from the state of whichever node is asked, which may lag."""
@@ -543,6 +584,10 @@ class Client:
             self._async.apply_job(job, request_id=request_id, validate_only=validate_only)
         )
 
+    def apply_jobs(self, jobs: Iterable[Job], *, request_id: str | None = None) -> list[JobResult]:
+        """As AsyncClient.apply_jobs."""
+        return self._portal.run(self._async.apply_jobs(jobs, request_id=request_id))
+
     def get_job(self, name: str, *, stale_ok: bool = False) -> Job:
         """As AsyncClient.get_job."""
         return self._portal.run(self._async.get_job(name, stale_ok=stale_ok))
@@ -784,3 +829,18 @@ def _close_portals() -> None:
     """Ends the threads of clients that nobody closed, so that the interpreter can leave quietly."""
     for portal in list(_portals):
         portal.close()
+
+
+def _batches(jobs: Iterable[Job]) -> Iterator[job_pb2.ApplyJobsRequest]:
+    """Jobs in requests of a size that depends on them alone."""
+    batch, size_bytes = job_pb2.ApplyJobsRequest(), 0
+    for job in jobs:
+        message = _convert.to_job(job)
+        job_bytes = message.ByteSize()
+        if batch.jobs and (len(batch.jobs) >= BATCH_JOBS or size_bytes + job_bytes > BATCH_BYTES):
+            yield batch
+            batch, size_bytes = job_pb2.ApplyJobsRequest(), 0
+        batch.jobs.append(message)
+        size_bytes += job_bytes
+    if batch.jobs:
+        yield batch

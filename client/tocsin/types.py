@@ -35,6 +35,7 @@ __all__ = [
     "Job",
     "JobAlert",
     "JobAudit",
+    "JobResult",
     "Member",
     "MisfirePolicy",
     "NodeRole",
@@ -367,6 +368,19 @@ class ItemResult:
     @property
     def ok(self) -> bool:
         return not self.reason
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobResult(ItemResult):
+    """What became of one job of `apply_jobs`.
+
+    Attributes:
+        created: there was none before.
+        changed: the definition differs from the one before.
+    """
+
+    created: bool
+    changed: bool
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,6 +18,7 @@ import pytest
 
 import tocsin
 from tocsin import _channel, _retry
+from tocsin import client as client_module
 from tocsin._channel import Pool
 from tocsin.v1 import job_pb2, run_pb2
 
@@ -471,3 +472,26 @@ async def test_a_repeated_change_says_when_it_was_first_sent(monkeypatch: Any) -
     for number in range(3):
         pool._first_sent(job_pb2.TriggerJobRequest(request_id=f"{number}"))
     assert len(pool._sent) == 2
+
+
+async def test_many_jobs_travel_in_batches_and_answer_in_order(
+    kit: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_module, "BATCH_JOBS", 2)
+    node = await kit.node("n1")
+
+    async def store(request: Any, context: Any) -> job_pb2.ApplyJobsResponse:
+        results = [
+            job_pb2.ApplyJobsResponse.Result(name=job.name, created=True, changed=True)
+            for job in request.jobs
+        ]
+        return job_pb2.ApplyJobsResponse(results=results)
+
+    node.answer = store
+    jobs = [tocsin.Job(name=f"default/job-{number}", handler="work") for number in range(9)]
+    async with tocsin.AsyncClient([node.address]) as caller:
+        results = await caller.apply_jobs(iter(jobs), request_id="load")
+    assert [result.name for result in results] == [job.name for job in jobs]
+    assert all(result.ok and result.created for result in results)
+    assert sorted(call.request_id for call in node.calls) == [f"load-{n}" for n in range(5)]
+    assert max(len(call.jobs) for call in node.calls) == 2

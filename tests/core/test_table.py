@@ -51,6 +51,7 @@ CreateJob, of another name         | =               | =                     | =
 CreateJob, of the run's job        | `JOB_EXISTS`    | `JOB_EXISTS`          | `JOB_EXISTS`          | `JOB_EXISTS`          | `JOB_EXISTS`          | `JOB_EXISTS`  | `JOB_EXISTS`  | `JOB_EXISTS`
 UpdateJob                          | =               | =                     | =                     | =                     | =                     | =             | =             | =
 UpdateJob, planned before a change | `STALE_PLAN`    | `STALE_PLAN`          | `STALE_PLAN`          | `STALE_PLAN`          | `STALE_PLAN`          | `STALE_PLAN`  | `STALE_PLAN`  | `STALE_PLAN`
+ApplyJobs                          | =               | =                     | =                     | =                     | =                     | =             | =             | =
 PauseJob                           | =               | =                     | =                     | =                     | =                     | =             | =             | =
 ResumeJob                          | =               | =                     | =                     | =                     | =                     | =             | =             | =
 DeleteJob                          | =               | `JOB_HAS_ACTIVE_RUNS` | `JOB_HAS_ACTIVE_RUNS` | `JOB_HAS_ACTIVE_RUNS` | `JOB_HAS_ACTIVE_RUNS` | gone          | gone          | gone
@@ -198,6 +199,10 @@ def stale_update(m: Machine) -> c.Command:
     return command
 
 
+def apply_jobs(m: Machine) -> c.Command:
+    return c.ApplyJobs(m.request(), (update(m), create("default/other")(m), "="))  # type: ignore[arg-type]
+
+
 def pause(m: Machine) -> c.Command:
     return c.PauseJob(m.request(), NAME, *seen(m), "", (), plan(m))
 
@@ -307,6 +312,7 @@ MAKE: dict[str, Callable[[Machine], c.Command]] = {
     "CreateJob, of the run's job": create(NAME),
     "UpdateJob": update,
     "UpdateJob, planned before a change": stale_update,
+    "ApplyJobs": apply_jobs,
     "PauseJob": pause,
     "ResumeJob": resume,
     "DeleteJob": delete(cancel=False),

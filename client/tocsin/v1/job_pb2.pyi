@@ -10,6 +10,7 @@ from google.protobuf import message as _message
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.rpc import status_pb2 as _status_pb2
 from tocsin.v1 import run_pb2 as _run_pb2
 import builtins as _builtins
 import sys
@@ -1499,3 +1500,83 @@ class ExplanationStep(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ExplanationStep: _TypeAlias = ExplanationStep  # noqa: Y015
+
+@_typing.final
+class ApplyJobsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOBS_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """See CreateJobRequest. One for the whole batch; a repeat holds the same jobs in the same order."""
+    @_builtins.property
+    def jobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___Job]:
+        """1..1000 definitions, in order; a non-zero etag must be the current one."""
+
+    def __init__(
+        self,
+        *,
+        jobs: _abc.Iterable[Global___Job] | None = ...,
+        request_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["jobs", b"jobs", "request_id", b"request_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ApplyJobsRequest: _TypeAlias = ApplyJobsRequest  # noqa: Y015
+
+@_typing.final
+class ApplyJobsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class Result(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        NAME_FIELD_NUMBER: _builtins.int
+        STATUS_FIELD_NUMBER: _builtins.int
+        CREATED_FIELD_NUMBER: _builtins.int
+        CHANGED_FIELD_NUMBER: _builtins.int
+        name: _builtins.str
+        """Full name of the job, or what was sent as one."""
+        created: _builtins.bool
+        """There was none before."""
+        changed: _builtins.bool
+        """The definition differs from the one before; when not, nothing was written."""
+        @_builtins.property
+        def status(self) -> _status_pb2.Status:
+            """OK, or why this job was refused."""
+
+        def __init__(
+            self,
+            *,
+            name: _builtins.str = ...,
+            status: _status_pb2.Status | None = ...,
+            created: _builtins.bool = ...,
+            changed: _builtins.bool = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["status", b"status"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["changed", b"changed", "created", b"created", "name", b"name", "status", b"status"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    RESULTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___ApplyJobsResponse.Result]:
+        """One for each job asked, in order."""
+
+    def __init__(
+        self,
+        *,
+        results: _abc.Iterable[Global___ApplyJobsResponse.Result] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["results", b"results"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ApplyJobsResponse: _TypeAlias = ApplyJobsResponse  # noqa: Y015

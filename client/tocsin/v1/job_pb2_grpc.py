@@ -95,6 +95,11 @@ class JobServiceStub(object):
                 request_serializer=tocsin_dot_v1_dot_job__pb2.ExplainOccurrenceRequest.SerializeToString,
                 response_deserializer=tocsin_dot_v1_dot_job__pb2.ExplainOccurrenceResponse.FromString,
                 _registered_method=True)
+        self.ApplyJobs = channel.unary_unary(
+                '/tocsin.v1.JobService/ApplyJobs',
+                request_serializer=tocsin_dot_v1_dot_job__pb2.ApplyJobsRequest.SerializeToString,
+                response_deserializer=tocsin_dot_v1_dot_job__pb2.ApplyJobsResponse.FromString,
+                _registered_method=True)
 
 
 class JobServiceServicer(object):
@@ -184,6 +189,14 @@ class JobServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ApplyJobs(self, request, context):
+        """UpdateJob with `allow_missing` for many jobs at once, each for itself: one that is refused keeps
+        no other from being stored. The fast way to bring in many.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_JobServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -246,6 +259,11 @@ def add_JobServiceServicer_to_server(servicer, server):
                     servicer.ExplainOccurrence,
                     request_deserializer=tocsin_dot_v1_dot_job__pb2.ExplainOccurrenceRequest.FromString,
                     response_serializer=tocsin_dot_v1_dot_job__pb2.ExplainOccurrenceResponse.SerializeToString,
+            ),
+            'ApplyJobs': grpc.unary_unary_rpc_method_handler(
+                    servicer.ApplyJobs,
+                    request_deserializer=tocsin_dot_v1_dot_job__pb2.ApplyJobsRequest.FromString,
+                    response_serializer=tocsin_dot_v1_dot_job__pb2.ApplyJobsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -573,6 +591,33 @@ class JobService(object):
             '/tocsin.v1.JobService/ExplainOccurrence',
             tocsin_dot_v1_dot_job__pb2.ExplainOccurrenceRequest.SerializeToString,
             tocsin_dot_v1_dot_job__pb2.ExplainOccurrenceResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ApplyJobs(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tocsin.v1.JobService/ApplyJobs',
+            tocsin_dot_v1_dot_job__pb2.ApplyJobsRequest.SerializeToString,
+            tocsin_dot_v1_dot_job__pb2.ApplyJobsResponse.FromString,
             options,
             channel_credentials,
             insecure,

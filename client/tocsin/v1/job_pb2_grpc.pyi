@@ -56,6 +56,10 @@ class JobServiceStub:
     """Recomputes schedules outside the state machine and compares them with the ledger, in pages."""
     ExplainOccurrence: _grpc.UnaryUnaryMultiCallable[_job_pb2.ExplainOccurrenceRequest, _job_pb2.ExplainOccurrenceResponse]
     """Why something ran, or did not: the causal chain behind one instant of a job's schedule."""
+    ApplyJobs: _grpc.UnaryUnaryMultiCallable[_job_pb2.ApplyJobsRequest, _job_pb2.ApplyJobsResponse]
+    """UpdateJob with `allow_missing` for many jobs at once, each for itself: one that is refused keeps
+    no other from being stored. The fast way to bring in many.
+    """
 
 @_typing.type_check_only
 class JobServiceAsyncStub(JobServiceStub):
@@ -85,6 +89,10 @@ class JobServiceAsyncStub(JobServiceStub):
     """Recomputes schedules outside the state machine and compares them with the ledger, in pages."""
     ExplainOccurrence: _aio.UnaryUnaryMultiCallable[_job_pb2.ExplainOccurrenceRequest, _job_pb2.ExplainOccurrenceResponse]  # type: ignore[assignment]
     """Why something ran, or did not: the causal chain behind one instant of a job's schedule."""
+    ApplyJobs: _aio.UnaryUnaryMultiCallable[_job_pb2.ApplyJobsRequest, _job_pb2.ApplyJobsResponse]  # type: ignore[assignment]
+    """UpdateJob with `allow_missing` for many jobs at once, each for itself: one that is refused keeps
+    no other from being stored. The fast way to bring in many.
+    """
 
 class JobServiceServicer(metaclass=_abc_1.ABCMeta):
     """Creates, changes and reads jobs. Any node answers; a node that does not lead forwards once."""
@@ -183,5 +191,15 @@ class JobServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_job_pb2.ExplainOccurrenceResponse, _abc.Awaitable[_job_pb2.ExplainOccurrenceResponse]]:
         """Why something ran, or did not: the causal chain behind one instant of a job's schedule."""
+
+    @_abc_1.abstractmethod
+    def ApplyJobs(
+        self,
+        request: _job_pb2.ApplyJobsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_job_pb2.ApplyJobsResponse, _abc.Awaitable[_job_pb2.ApplyJobsResponse]]:
+        """UpdateJob with `allow_missing` for many jobs at once, each for itself: one that is refused keeps
+        no other from being stored. The fast way to bring in many.
+        """
 
 def add_JobServiceServicer_to_server(servicer: JobServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -8,6 +8,7 @@ that of a node which has lost its office without having noticed.
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 from bisect import bisect_left, bisect_right
 from collections.abc import AsyncIterator, Callable
@@ -17,7 +18,7 @@ from typing import Any, cast
 from tocsin.v1 import job_pb2, job_pb2_grpc
 from tocsin_node import admission, planner
 from tocsin_node.admission import Faults, Refusal, refuse_field
-from tocsin_node.api import _convert, status
+from tocsin_node.api import _apply, _convert, status
 from tocsin_node.api._filters import job_filter
 from tocsin_node.api._forward import request_time_ms, timeout_s
 from tocsin_node.api._history import audit_page, explanation, local_time
@@ -75,6 +76,7 @@ class JobService(job_pb2_grpc.JobServiceServicer):
         self._waits_for = waits_for  # why a run waits, from the leader's memory
         self._slices = slices
         self._names = SortedNames(replica.state.jobs)
+        self._reader = _apply.Reader(replica.config)
         replica.subscribe(self._on_changes)
 
     def _on_changes(self, changes: Changes) -> None:
@@ -146,21 +148,57 @@ class JobService(job_pb2_grpc.JobServiceServicer):
             if request.validate_only:
                 proposed = _convert.definition(name, spec)
                 return _Known(job_pb2.UpdateJobResponse(job=proposed, changed=True))
-            now_ms = self._replica.clock.now_ms()
-            _refuse_new_past_times(job.spec, spec, now_ms)
-            decisions, _ = planner.settle(job, now_ms)
-            plan = planner.plan_after(
-                name, spec, anchor_time_ms=job.anchor_time_ms, mark_time_ms=now_ms
-            )
-            return commands.UpdateJob(
-                key, name, job.uid, job.version, job.mark_time_ms, spec, decisions, plan
-            )
+            return self._update(key, job, spec)
 
         changed = await self._change(decide, context)
         if isinstance(changed, job_pb2.UpdateJobResponse):
             return changed
         job = _live(changed, name)
         return self._updated(job, created=job.uid == job.version, changed=True)
+
+    async def ApplyJobs(  # noqa: N802
+        self, request: job_pb2.ApplyJobsRequest, context: Any
+    ) -> job_pb2.ApplyJobsResponse:
+        faults = Faults()
+        admission.request_id(request.request_id, faults)
+        if not 1 <= len(request.jobs) <= _apply.JOBS_MAX:
+            allowed = f"1 to {_apply.JOBS_MAX}"
+            faults.add("jobs", f"got {len(request.jobs)} jobs, allowed: {allowed}")
+        faults.refuse_if_any()
+        wanted: list[_apply.Wanted | _apply.Outcome] = []
+        for number, job in enumerate(request.jobs):
+            try:
+                wanted.append(self._reader.read(job, f"jobs[{number}]"))
+            except Refusal as refusal:
+                wanted.append(_apply.Outcome(job.name, refusal=refusal))
+            if number % _apply.LOOK_EVERY == _apply.LOOK_EVERY - 1:
+                await asyncio.sleep(0)
+        applying = _apply.Applying(
+            self._replica,
+            request.request_id,
+            sent_ms=min(request_time_ms(), self._replica.clock.now_ms()),
+            timeout_s=timeout_s(context),
+        )
+        outcomes = await applying.apply(wanted, self._decide_applied, rounds=REPLANS_MAX)
+        response = job_pb2.ApplyJobsResponse()
+        for outcome in outcomes:
+            result = response.results.add(
+                name=outcome.name, created=outcome.created, changed=outcome.changed
+            )
+            if outcome.refusal is not None:
+                result.status.CopyFrom(status.to_status(outcome.refusal))
+        return response
+
+    def _decide_applied(self, wanted: _apply.Wanted) -> _apply.Item | None:
+        """The command that makes a job what is wanted; None if it is."""
+        name, spec = wanted.name, wanted.spec
+        job = self._replica.state.job(name)
+        if job is None:
+            if wanted.etag:
+                raise _no_job(name)
+            return self._create(_apply.NO_REQUEST, name, spec)
+        _check_etag(job, wanted.etag)
+        return None if job.spec == spec else self._update(_apply.NO_REQUEST, job, spec)
 
     async def DeleteJob(  # noqa: N802
         self, request: job_pb2.DeleteJobRequest, context: Any
@@ -280,6 +318,17 @@ class JobService(job_pb2_grpc.JobServiceServicer):
     def _create(self, key: RequestKey, name: str, spec: JobSpec) -> commands.CreateJob:
         decisions, plan = planner.first(name, spec, self._replica.clock.now_ms())
         return commands.CreateJob(key, name, spec, decisions, plan)
+
+    def _update(self, key: RequestKey, job: Job, spec: JobSpec) -> commands.UpdateJob:
+        now_ms = self._replica.clock.now_ms()
+        _refuse_new_past_times(job.spec, spec, now_ms)
+        decisions, _ = planner.settle(job, now_ms)
+        plan = planner.plan_after(
+            job.name, spec, anchor_time_ms=job.anchor_time_ms, mark_time_ms=now_ms
+        )
+        return commands.UpdateJob(
+            key, job.name, job.uid, job.version, job.mark_time_ms, spec, decisions, plan
+        )
 
     def _refuse_cycle(self, name: str, spec: JobSpec, before: JobSpec | None) -> None:
         """Says early what the state machine would say of the jobs that this one comes after."""

@@ -289,6 +289,17 @@ class SaveCheckpoint(Command, frozen=True, tag=21):
     data: bytes
 
 
+class ApplyJobs(Command, frozen=True, tag=42):
+    """Creates and changes many jobs, each for itself, under one request.
+
+    The items' own request keys are empty. A text stands for a job without a change: `=`, it is so
+    already, or why it was refused; so that a repeat of the request is answered alike.
+    """
+
+    request: RequestKey
+    items: tuple[CreateJob | UpdateJob | str, ...]
+
+
 AnyCommand = (
     BeginTerm
     | CreateJob
@@ -314,6 +325,7 @@ AnyCommand = (
     | RaiseAlert
     | UseSchema
     | BeginIncarnation
+    | ApplyJobs
 )
 
 _encoder = msgspec.msgpack.Encoder()

@@ -15,6 +15,7 @@ Refuses to ask for anything: what depends on the host arrives in the command.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -25,6 +26,7 @@ from tocsin_node.core import fence as fences
 from tocsin_node.core import lease as leases
 from tocsin_node.core.command import (
     AdvanceFence,
+    ApplyJobs,
     BeginIncarnation,
     BeginTerm,
     CancelRuns,
@@ -210,6 +212,44 @@ def _update_job(state: State, command: UpdateJob) -> Result:
     job = _begin_version(state, job, command.plan, spec=command.spec, watch=switch)
     _remember(state, command.request, command.name)
     return Applied(job)
+
+
+def _apply_jobs(state: State, command: ApplyJobs) -> Result:
+    """Each job for itself; the request is remembered once, with what became of each.
+
+    Yields a result for each item, or its text; a repeat yields the text that `outcomes` made of
+    them.
+    """
+    known = _known_request(state, command.request, {})
+    if known is not None:
+        if isinstance(known, Rejected):
+            return known
+        return Applied(state.requests[command.request.id].subject, repeated=True)
+    results = tuple(
+        item if isinstance(item, str) else _HANDLERS[type(item)](state, item)
+        for item in command.items
+    )
+    _remember(state, command.request, outcomes(results))
+    return Applied(results)
+
+
+def outcomes(results: Sequence[Result | str]) -> str:
+    """What became of the jobs of a request, as counts: `3+ 1= 1JOB_EXISTS`.
+
+    `+`: created; `~`: changed; `=`: it was so already; else why it was refused.
+    """
+    marks = [outcome_mark(result) for result in results]
+    return " ".join(f"{len(list(same))}{mark}" for mark, same in itertools.groupby(marks))
+
+
+def outcome_mark(result: Result | str) -> str:
+    if isinstance(result, str):
+        return result
+    if isinstance(result, Rejected):
+        return str(result.reason)
+    job = result.value
+    assert isinstance(job, Job), f"applying a job gave {job!r}"
+    return "+" if job.uid == job.version else "~"
 
 
 def _delete_job(state: State, command: DeleteJob) -> Result:
@@ -852,6 +892,8 @@ def _known_request(state: State, key: RequestKey, subjects: dict[str, Any]) -> R
     One that was first sent at a time of which requests have been forgotten is refused: it may be
     one of them, and must not be done again.
     """
+    if not key.id:  # one of many jobs, under the request of all
+        return None
     known = state.requests.get(key.id)
     if known is None:
         if 0 < key.sent_time_ms <= state.request_floor_ms:
@@ -872,7 +914,8 @@ def _known_request(state: State, key: RequestKey, subjects: dict[str, Any]) -> R
 
 
 def _remember(state: State, key: RequestKey, subject: str) -> None:
-    state.remember(key.id, Request(key.digest, subject, state.index, state.time_ms))
+    if key.id:
+        state.remember(key.id, Request(key.digest, subject, state.index, state.time_ms))
 
 
 def _stale_plan(job: Job, command: UpdateJob | PauseJob | ResumeJob | Fire) -> Rejected | None:
@@ -962,4 +1005,5 @@ _HANDLERS: dict[type[Command], Callable[[State, Any], Result]] = {
     RaiseAlert: watch.raise_alert,
     UseSchema: _use_schema,
     BeginIncarnation: _begin_incarnation,
+    ApplyJobs: _apply_jobs,
 }
