@@ -219,15 +219,15 @@ class Session:
         warned = False
         refusals = 0
         while not self._is_done():
-            began = self._clock()
             failure = await self._converse(self._pool.pick(avoid))
             if failure is None or self._is_done():
                 return
             if self._welcomed:
                 alone_since, warned, refusals = self._clock(), False, 0
                 log.info("the session with %s ended (%s)", failure.node, failure.summary())
-                if self._clock() - began > SILENCE_MAX:
-                    retry.succeeded()
+                # A leader was found: waits grow anew, so that leaders who follow each other closely
+                # are found as fast as one alone.
+                retry.succeeded()
             elif self._clock() - alone_since > LONELY_AFTER and not warned:
                 warned = True
                 log.warning("no leader for %.0f s: %s", LONELY_AFTER, failure.summary())

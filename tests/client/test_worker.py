@@ -20,6 +20,8 @@ from google.protobuf.duration_pb2 import Duration
 
 import tocsin
 from tocsin import Context, Worker
+from tocsin._retry import BACKOFF_MIN
+from tocsin._session import Session
 from tocsin.v1 import worker_pb2
 
 RUN = "default/report/20261129T070000Z"
@@ -145,6 +147,29 @@ async def test_without_a_leader_the_nodes_are_tried_in_turn_until_there_is_one(k
     stream = done.pop().result()
     stream.welcome()
     await stream.credit(8, 0)
+
+
+async def test_leaders_that_follow_each_other_closely_are_found_without_growing_waits(
+    kit: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[float] = []
+
+    async def note(session: Session, seconds: float) -> None:
+        waits.append(seconds)
+
+    monkeypatch.setattr(Session, "_pause", note)
+    node = await kit.node("n1")
+    worker = Worker([node.address])
+    worker.add_handler("work", lambda ctx: None)
+    kit.serve(worker)
+    for _ in range(8):
+        stream = await node.accept()
+        stream.welcome()
+        await stream.credit(8, 0)
+        stream.send(redirect=worker_pb2.Redirect(retry_after=Duration(nanos=10_000_000)))
+    await node.accept()
+    assert len(waits) == 8
+    assert max(waits) <= BACKOFF_MIN, waits
 
 
 async def test_a_silent_node_is_left_for_another(kit: Any) -> None:

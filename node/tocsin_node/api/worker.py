@@ -41,7 +41,7 @@ SILENT_PULSES_MAX = 10  # the same, after which the worker is taken for gone
 FRAMES_MAX = 1_000  # frames that wait to be read by the worker
 UNBLOCK_AFTER_S = 1.0  # for a last frame to leave, before the call is cut off
 RETRY_S = 0.2  # before a report is proposed again whose outcome is open
-REDIRECT_RETRY_MS = 200  # while nobody is known to lead
+REDIRECT_RETRY_MS = 50  # while nobody is known to lead; a successor is known a moment later
 HEARTBEAT_MS_MAX = 1_000
 HEARTBEAT_MS_MIN = 200
 

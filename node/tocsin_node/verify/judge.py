@@ -414,9 +414,13 @@ def _counts(history: History) -> dict[str, int]:
     }
 
 
-def lateness_ms(history: History) -> list[int]:
-    """How late each run's first execution was, in order, against its due time."""
-    due = {run.name: run.due_time for run in history.runs if run.due_time is not None}
+def lateness_ms(history: History, job: str = "") -> list[int]:
+    """How late each run of a job (or of all) was first executed, against its due time; in order."""
+    due = {
+        run.name: run.due_time
+        for run in history.runs
+        if run.due_time is not None and job in ("", run.job)
+    }
     first: dict[str, int] = {}
     for each in history.executions:
         first[each.run] = min(first.get(each.run, each.start_ms), each.start_ms)

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 
+from tocsin import ApiError
 from tocsin.types import OccurrenceOutcome
 from tocsin_node.verify.drill import Drill, Planned, Scenario
-from tocsin_node.verify.history import History, Misfire, Overlap
-from tocsin_node.verify.judge import nominal_times, outcome_at
+from tocsin_node.verify.history import Bounds, History, Misfire, Overlap
+from tocsin_node.verify.judge import lateness_ms, nominal_times, outcome_at
 
 TICK = Planned("tick", overlap=Overlap.ALLOW)
 SOLO = Planned("solo", work={"work_ms": 300})
 SLOW = Planned("slow", work={"work_ms": 2500, "stubborn": True})
 MIXED = (TICK, SOLO, SLOW)
+# Leases of 30 s, retries after 10 s; only the history is longer and the disk is used sparingly.
+SHIPPED = """\
+limits: {runs_per_job: 100000}
+raft: {segment: 4MiB, disk_reserve: 1MiB}
+"""
 
 
 async def brief(drill: Drill) -> None:
@@ -207,6 +214,34 @@ async def slow_disk(drill: Drill) -> None:
     await drill.rest(6)
 
 
+async def handed_round(drill: Drill) -> None:
+    drill.say("leadership is handed over a hundred times")
+    leader = await drill.cluster.leader()
+    for _ in range(100):
+        others = [node for node in drill.cluster.node_ids if node != leader]
+        successor = drill.random.choice(others)
+        with suppress(ApiError):  # a successor that lags is refused: the next one is tried
+            await drill.cluster.client.transfer_leadership(successor)
+        leader = await drill.cluster.leader()
+        await drill.rest(drill.random.uniform(0.3, 1.2))
+
+
+def every_second_ran_soon(drill: Drill, history: History) -> Iterator[str]:
+    """Whoever leads, the canary sings: each run starts within three seconds."""
+    late = [ms for ms in lateness_ms(history, "default/tick") if ms > 3000]
+    if late:
+        yield f"{len(late)} runs of default/tick began more than 3 s late, up to {max(late)} ms"
+
+
+async def as_shipped(drill: Drill) -> None:
+    worker = drill.random.choice(drill.workers)
+    drill.say(f"kills {worker}, and then the leader, with every setting as shipped")
+    drill.cluster.processes[worker].kill()
+    await drill.rest(3)
+    await drill.cluster.kill_nodes([await drill.cluster.leader()], down_s=2)
+    await drill.rest(50)
+
+
 async def failing_disk(drill: Drill) -> None:
     leader = await drill.cluster.leader()
     start_ms = drill.now_ms()
@@ -321,6 +356,21 @@ SCENARIOS: Mapping[str, Scenario] = {
             slow_disk,
             MIXED,
             bent=("n1", "n2", "n3"),
+        ),
+        Scenario(
+            "handed-round",
+            "leadership is handed over a hundred times",
+            handed_round,
+            MIXED,
+            check=every_second_ran_soon,
+        ),
+        Scenario(
+            "as-shipped",
+            "a worker and the leader are killed, with every setting as shipped",
+            as_shipped,
+            MIXED,
+            settings=SHIPPED,
+            bounds=Bounds(done_ms=80_000),
         ),
         Scenario(
             "failing-disk",
