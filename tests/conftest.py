@@ -15,7 +15,7 @@ BUDGETS_S = {
     "api": 40,
     "audit": 2,
     "cli": 20,
-    "client": 40,
+    "client": 60,
     "cluster": 150,
     "config": 5,
     "core": 10,

@@ -68,7 +68,7 @@ from tocsin.types import (
     RunState,
     WorkerInfo,
 )
-from tocsin.worker import Worker
+from tocsin.worker import Retry, Worker
 
 __all__ = [
     "After",
@@ -125,6 +125,7 @@ __all__ = [
     "Permanent",
     "Preview",
     "Restored",
+    "Retry",
     "RetryLater",
     "RetryPolicy",
     "RevisionCompacted",

@@ -164,6 +164,8 @@ class Pool:
     ) -> None:
         self.nodes = dict(nodes)
         self.leader: str | None = None
+        self.tells = True  # of each other leader, in the log
+        self._told: str | None = None
         self._uniform = uniform
         self._dial_address = dial or _network
         self._sent: dict[str, int] = {}  # first time of each change, UTC milliseconds
@@ -333,8 +335,10 @@ class Pool:
             known = by_address.get(address, leader_id)
             self.nodes.setdefault(known, address)
         if known != self.leader:
-            log.info("leader is %s at %s", known, self.nodes[known])
-            self.leader = known
+            if known != self._told:
+                level = logging.INFO if self.tells else logging.DEBUG
+                log.log(level, "leader is %s at %s", known, self.nodes[known])
+            self.leader = self._told = known
         return known
 
     def forget(self, node: str) -> None:

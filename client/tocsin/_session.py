@@ -109,6 +109,7 @@ class Session:
         self.table = LeaseTable()
         self.welcomes = 0  # how often a leader has taken this worker in
         self._pool = pool
+        pool.tells = False  # of leaders; this does, once it has found one
         self._identity = identity
         self._start = start
         self._clock = clock
@@ -125,9 +126,11 @@ class Session:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._wake = asyncio.Event()
         self._awake = clock()  # when something here last ran
+        self._awake_monotonic = time.monotonic()
         self._fresh_from: int | None = (
             None  # after a stall: the first heartbeat that tells what counts
         )
+        self._left: tuple[float, Failure] | None = None  # when the last stream ended, and how
         self._begin_stream()
 
     # From any thread
@@ -224,7 +227,7 @@ class Session:
                 return
             if self._welcomed:
                 alone_since, warned, refusals = self._clock(), False, 0
-                log.info("the session with %s ended (%s)", failure.node, failure.summary())
+                self._left = (self._clock(), failure)
                 # A leader was found: waits grow anew, so that leaders who follow each other closely
                 # are found as fast as one alone.
                 retry.succeeded()
@@ -350,6 +353,7 @@ class Session:
     ) -> None:
         self._welcomed = True
         self.welcomes += 1
+        self._tell_of_welcome(welcome)
         self._frame_time = self._clock()
         self._pool.learn(welcome.node_id, self._pool.nodes[stream.node])
         interval = _convert.seconds(welcome.heartbeat_interval)
@@ -366,7 +370,21 @@ class Session:
                 self._lose(_key(lease))
         self._fresh_from = None  # what is held was sorted just now
         self._start_waiting()
-        log.debug("session with %s, term %d", welcome.node_id, welcome.term)
+
+    def _tell_of_welcome(self, welcome: worker_pb2.Welcome) -> None:
+        """One line for each change of leader, however many nodes were asked meanwhile."""
+        if self._left is None:
+            log.info("in session with %s, leader of term %d", welcome.node_id, welcome.term)
+            return
+        (since, failure), self._left = self._left, None
+        log.info(
+            "in session with %s, leader of term %d, after %.1f s without (%s: %s)",
+            welcome.node_id,
+            welcome.term,
+            self._clock() - since,
+            failure.node,
+            failure.summary(),
+        )
 
     def _start_anew(self) -> None:
         """The cluster was restored from a backup, or is another one: what is held here is void.
@@ -632,10 +650,25 @@ class Session:
         """
         now = self._clock()
         if now - self._awake > STALL:
+            self._tell_of_stall(now)
             self._fresh_from = self._heartbeat_seq + 1
             self._heartbeat_sent = float("-inf")
             self._wake_up()
-        self._awake = now
+        self._awake, self._awake_monotonic = now, time.monotonic()
+
+    def _tell_of_stall(self, now: float) -> None:
+        """Says for how long nothing here ran, and what of it the machine slept."""
+        slept = now - self._awake - (time.monotonic() - self._awake_monotonic)
+        why = "the machine slept" if slept > STALL else "this process was stopped or starved"
+        held = len(self.table)
+        log.warning(
+            "nothing ran here for %.1f s: %s. %s",
+            now - self._awake,
+            why,
+            f"The leader is asked which of {held} leases still count"
+            if held
+            else "It holds no lease",
+        )
 
     def _start_waiting(self) -> None:
         if self._fresh_from is not None:

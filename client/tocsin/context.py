@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import hashlib
 import logging
 import threading
 from collections.abc import Callable, Iterator
@@ -70,6 +71,20 @@ class Context:
     checkpoint: bytes = b""
     upstream_run: str = ""
     control: Control = field(repr=False)
+
+    @property
+    def trace_id(self) -> str:
+        """32 hex digits that all attempts of the run share, from its idempotency key."""
+        return _hex(self.idempotency_key, 16)
+
+    @property
+    def traceparent(self) -> str:
+        """The attempt as a span of W3C trace context, for calls that it makes.
+
+        The trace is the run's, the span is the attempt's; both follow from its names alone, so
+        other programs can tell them as well.
+        """
+        return f"00-{self.trace_id}-{_hex(f'{self.idempotency_key}@{self.fencing_token}', 8)}-01"
 
     def progress(self, done: float) -> None:
         """Says how far the attempt is, 0 to 1; shown with the run from the next heartbeat on."""
@@ -213,6 +228,11 @@ class Control:
     def _remove(self, callback: Callable[[ControlFlow], None]) -> None:
         with self._lock, contextlib.suppress(ValueError):
             self._callbacks.remove(callback)
+
+
+def _hex(text: str, size: int) -> str:
+    """A hash as hex digits, two for each of `size` bytes."""
+    return hashlib.blake2b(text.encode(), digest_size=size).hexdigest()
 
 
 def _nowhere(data: bytes) -> concurrent.futures.Future[None]:

@@ -23,13 +23,14 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, cast, overload
 
 from tocsin import schedule
+from tocsin._attempt import Setting, call_arguments, encoded_result
 from tocsin._channel import Pool
 from tocsin._session import Session
 from tocsin.client import AsyncClient
 from tocsin.context import CHECKPOINT_BYTES_MAX, Context, Control
 from tocsin.errors import ControlFlow
 from tocsin.types import Run
-from tocsin.worker import Setting, Worker, call_arguments, encoded_result
+from tocsin.worker import Worker
 
 if TYPE_CHECKING:
     from tocsin_node.embedded.cluster import EmbeddedCluster

@@ -9,89 +9,36 @@ whether there is another attempt, is for the cluster to say.
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import contextlib
 import functools
 import importlib.metadata
-import inspect
-import json
 import logging
 import os
 import re
 import signal
 import socket
 import threading
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
-from typing import Any, TypeVar, cast, overload
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from typing import Any, Literal, TypeVar, overload
 
-from tocsin import _convert
+from tocsin._attempt import HANDLER_MISSING, NO_THREAD, Attempt, Handler, Retry, Setting
 from tocsin._channel import Pool, quiet_poller, resolve
-from tocsin._lease import START_WITHIN, Lease
+from tocsin._lease import Lease
 from tocsin._retry import new_request_id
 from tocsin._session import Assignment, Identity, Item, Session, boottime
 from tocsin.client import Endpoints
-from tocsin.context import Context, Control
-from tocsin.errors import (
-    AttemptFailed,
-    Cancelled,
-    ControlFlow,
-    Draining,
-    LeaseLost,
-    TimedOut,
-)
-from tocsin.v1 import run_pb2, worker_pb2
 
-__all__ = ["Worker"]
+__all__ = ["Retry", "Worker"]
 
 log = logging.getLogger("tocsin.worker")
 
-RESULT_BYTES_MAX = 16 * 1024
-ERROR_KIND_MAX = 128  # characters
-ERROR_MESSAGE_MAX = 4096  # characters; head and tail are kept
-
-# Kinds of error that the library itself reports.
-HANDLER_MISSING = "handler-missing"
-PAYLOAD_INVALID = "payload-invalid"
-ARGUMENTS_INVALID = "arguments-invalid"
-RESULT_INVALID = "result-invalid"
-LEASE_LOST = "lease-lost"
-TIMED_OUT = "timed-out"
-DRAINING = "draining"
-
 _HANDLER_NAME = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+GRACE = timedelta(seconds=10)  # from being told to stop to being killed, for handlers in processes
+
+Executor = Literal["thread", "process"]
 _Function = Callable[..., Any]
 _F = TypeVar("_F", bound=_Function)
-
-
-def _utc_now() -> datetime:
-    return datetime.now(UTC)
-
-
-@dataclass(frozen=True)
-class Setting:
-    """The world that a worker finds itself in; the test kit makes one of its own.
-
-    Attributes:
-        clock, now: as `boottime` and the wall clock.
-        on_error: told of what handlers raise, on their threads.
-    """
-
-    clock: Callable[[], float] = boottime
-    now: Callable[[], datetime] = _utc_now
-    on_error: Callable[[Context, BaseException], None] | None = None
-
-
-@dataclass(frozen=True)
-class _Handler:
-    name: str
-    function: _Function
-    raw: bool
-
-    @property
-    def is_async(self) -> bool:
-        return inspect.iscoroutinefunction(self.function)
 
 
 class Worker:
@@ -127,7 +74,7 @@ class Worker:
         self.slots = slots
         self.worker_id = worker_id or f"{socket.gethostname()}-{os.getpid()}"
         self.labels = dict(labels or {})
-        self._handlers: dict[str, _Handler] = {}
+        self._handlers: dict[str, Handler] = {}
         self._session: Session | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._clock = boottime
@@ -140,32 +87,76 @@ class Worker:
 
     @overload
     def handler(
-        self, function: None = None, /, *, name: str | None = None, raw: bool = False
+        self,
+        function: None = None,
+        /,
+        *,
+        name: str | None = None,
+        raw: bool = False,
+        retry: Retry | None = None,
+        timeout: timedelta | None = None,
+        executor: Executor = "thread",
+        interrupt: bool = False,
+        grace: timedelta = GRACE,
     ) -> Callable[[_F], _F]: ...
 
     def handler(
-        self, function: _F | None = None, /, *, name: str | None = None, raw: bool = False
+        self, function: _F | None = None, /, *, name: str | None = None, **options: Any
     ) -> _F | Callable[[_F], _F]:
         """Decorator: makes a function the handler of its own name, or of `name`.
 
-        Args:
-            raw: call it as `function(context, payload)`, with the bytes as they are; bytes that it
-                returns are then the result as they are.
+        Options as for `add_handler`.
         """
 
         def add(function: _F) -> _F:
-            self.add_handler(name or function.__name__, function, raw=raw)
+            self.add_handler(name or function.__name__, function, **options)
             return function
 
         return add if function is None else add(function)
 
-    def add_handler(self, name: str, function: _Function, *, raw: bool = False) -> None:
-        """Makes `function` the handler called `name`; jobs name it in `handler`."""
+    def add_handler(
+        self,
+        name: str,
+        function: _Function,
+        *,
+        raw: bool = False,
+        retry: Retry | None = None,
+        timeout: timedelta | None = None,
+        executor: Executor = "thread",
+        interrupt: bool = False,
+        grace: timedelta = GRACE,
+    ) -> None:
+        """Makes `function` the handler called `name`; jobs name it in `handler`.
+
+        Args:
+            raw: call it as `function(context, payload)`, with the bytes as they are; bytes that it
+                returns are then the result as they are.
+            retry: which failures are worth another attempt, as far as the code knows.
+            timeout: an attempt may take no longer, even where its job allows more.
+            executor: "process" gives each attempt a process of its own, which costs some tenths of
+                a second: for work that holds the interpreter, or that must be killed. The function
+                must be at the top level of a module, and its module importable without effects.
+            interrupt: for plain functions that do not ask `context.check()`: raises in them what it
+                would raise, between two steps of Python code.
+            grace: how long the process of an attempt that was told to stop may go on before it is
+                killed. One that has lost its lease is killed at once.
+        """
         if not _HANDLER_NAME.fullmatch(name):
             raise ValueError(f"{name!r} is not a handler's name: use 1 to 128 of A-Za-z0-9._:-")
         if name in self._handlers:
             raise ValueError(f"there is a handler called {name!r} already")
-        self._handlers[name] = _Handler(name, function, raw)
+        if executor not in ("thread", "process"):
+            raise ValueError(f"executor is {executor!r}: it is 'thread' or 'process'")
+        self._handlers[name] = Handler(
+            name=name,
+            function=function,
+            raw=raw,
+            retry=retry or Retry(),
+            timeout=timeout,
+            in_process=executor == "process",
+            interrupt=interrupt,
+            grace=grace.total_seconds(),
+        )
 
     # Serving
 
@@ -295,19 +286,20 @@ class Worker:
 
     # Attempts
 
-    def _start(self, item: Assignment, lease: Lease) -> _Attempt:
+    def _start(self, item: Assignment, lease: Lease) -> Attempt:
         """Begins an attempt, on the session's loop; every way it can end leads to one report."""
         session, loop = self._session, self._loop
         assert session is not None, "only a session starts attempts"
         assert loop is not None, "only a session starts attempts"
-        attempt = _Attempt(
+        handler = self._handlers.get(item.handler)
+        attempt = Attempt(
             item,
             lease,
+            handler,
             worker_id=self.worker_id,
             setting=self._setting,
             save=functools.partial(session.save, lease.key),
         )
-        handler = self._handlers.get(item.handler)
 
         def ended(report: Item) -> None:
             session.soon(session.ended, lease.key, report)
@@ -319,253 +311,21 @@ class Worker:
         elif handler.is_async:
             loop.call_soon_threadsafe(attempt.run_async, handler, loop, ended)
         else:
-            threading.Thread(
+            thread = threading.Thread(
                 target=attempt.run_sync,
                 args=(handler, ended),
                 name=f"tocsin-{lease.key.run}",
                 daemon=True,
-            ).start()
+            )
+            try:
+                thread.start()
+            except RuntimeError as error:  # the machine gives no further ones
+                log.error("%s: no thread for it: %s", lease.key.run, error)
+                message = f"worker {self.worker_id} could start no thread: {error}"
+                ended(attempt.failed(NO_THREAD, message, retryable=True))
         return attempt
 
 
 async def _quietly(session: Session) -> None:
     quiet_poller(asyncio.get_running_loop())
     await session.run()
-
-
-class _Attempt:
-    """One call of a handler, and the report that comes of it."""
-
-    def __init__(
-        self,
-        item: Assignment,
-        lease: Lease,
-        *,
-        worker_id: str,
-        setting: Setting,
-        save: Callable[[bytes], concurrent.futures.Future[None]],
-    ) -> None:
-        self._item = item
-        self._lease = lease
-        self._setting = setting
-        self._clock = clock = setting.clock
-        timeout_time = (lease.started or lease.received) + lease.timeout
-        self.control = Control(
-            overdue=lambda: _overdue(lease, timeout_time, clock()),
-            remaining=lambda: max(0.0, timeout_time - clock()),
-            save=save,
-        )
-        self.context = _context(item, worker_id, self.control, setting.now())
-
-    @property
-    def progress(self) -> float:
-        return self.control.progress
-
-    def stop(self, cause: ControlFlow) -> bool:
-        return self.control.stop(cause)
-
-    def run_sync(self, handler: _Handler, ended: Callable[[Item], None]) -> None:
-        """Calls the handler on this thread."""
-        if not self._is_fresh():
-            ended(Item(lease=self._item.lease, released=True))
-            return
-        try:
-            call = self._call(handler)
-            with self.context.entered():
-                self.context.check()
-                report = self._succeeded(handler, call())
-        except BaseException as error:
-            report = self._from_error(error)
-        ended(report)
-
-    def run_async(
-        self,
-        handler: _Handler,
-        loop: asyncio.AbstractEventLoop,
-        ended: Callable[[Item], None],
-    ) -> None:
-        """Calls the handler as a task of this loop; a stop cancels the task."""
-        if not self._is_fresh():
-            ended(Item(lease=self._item.lease, released=True))
-            return
-        task = loop.create_task(self._await(handler), name=self.context.run)
-
-        def cancel(cause: ControlFlow) -> None:
-            loop.call_soon_threadsafe(task.cancel, str(cause))
-
-        task.add_done_callback(lambda task: ended(self._from_task(task)))
-        self.control.on_stop(cancel)
-
-    async def _await(self, handler: _Handler) -> Item:
-        call = self._call(handler)
-        with self.context.entered():
-            try:
-                value = await cast("Awaitable[Any]", call())
-            except SystemExit as error:  # it would end the loop, and with it every other attempt
-                raise AttemptFailed(f"the handler exits: {error}", kind="SystemExit") from error
-            return self._succeeded(handler, value)
-
-    def _is_fresh(self) -> bool:
-        """Whether the attempt may still begin: the way to the handler may have been long."""
-        return self._clock() - self._lease.received <= START_WITHIN
-
-    def _call(self, handler: _Handler) -> Callable[[], Any]:
-        return call_arguments(
-            handler.name, handler.function, self.context, self._item.payload, raw=handler.raw
-        )
-
-    # Reports
-
-    def failed(
-        self,
-        kind: str,
-        message: str,
-        *,
-        retryable: bool,
-        retry_after: timedelta | None = None,
-    ) -> Item:
-        item = Item(
-            lease=self._item.lease,
-            error=run_pb2.AttemptError(kind=kind[:ERROR_KIND_MAX], message=_shortened(message)),
-            retryable=retryable,
-        )
-        if retry_after is not None:
-            item.retry_after.CopyFrom(_convert.wire_duration(retry_after))
-        return item
-
-    def _succeeded(self, handler: _Handler, value: object) -> Item:
-        result = encoded_result(value, raw=handler.raw)
-        return Item(lease=self._item.lease, result=result)
-
-    def _from_task(self, task: asyncio.Task[Item]) -> Item:
-        if task.cancelled():
-            return self._from_error(asyncio.CancelledError())
-        error = task.exception()
-        return self._from_error(error) if error is not None else task.result()
-
-    def _from_error(self, error: BaseException) -> Item:
-        """The report for an attempt that raised; one that was stopped is reported as that."""
-        if self._setting.on_error is not None:
-            self._setting.on_error(self.context, error)
-        cause = self.control.stopped()
-        if isinstance(error, ControlFlow):
-            cause = error
-        elif cause is not None and not isinstance(error, asyncio.CancelledError):
-            log.warning("%s: raised while it was stopped", self.context.run, exc_info=error)
-        if cause is not None:
-            return self._from_stop(cause)
-        if isinstance(error, AttemptFailed):
-            log.warning("%s: attempt %d: %s", self.context.run, self.context.attempt, error)
-            return self.failed(
-                error.kind, str(error), retryable=error.retryable, retry_after=error.retry_after
-            )
-        log.warning("%s: attempt %d failed", self.context.run, self.context.attempt, exc_info=error)
-        kind = type(error).__qualname__
-        return self.failed(kind, str(error) or kind, retryable=True)
-
-    def _from_stop(self, cause: ControlFlow) -> Item:
-        message = str(cause)
-        log.info("%s: attempt %d stopped: %s", self.context.run, self.context.attempt, message)
-        if isinstance(cause, Cancelled):
-            return Item(lease=self._item.lease, cancelled=True)
-        if isinstance(cause, TimedOut):
-            return self.failed(TIMED_OUT, message or "timed out", retryable=True)
-        if isinstance(cause, Draining):
-            return self.failed(DRAINING, message or "the worker was stopped", retryable=True)
-        return self.failed(LEASE_LOST, message or "the lease was lost", retryable=True)
-
-
-def _overdue(lease: Lease, timeout_time: float, now: float) -> ControlFlow | None:
-    if now >= lease.deadline:
-        return LeaseLost("the lease was not renewed in time")
-    if now >= timeout_time:
-        return TimedOut("the attempt timeout has passed")
-    return None
-
-
-def _context(
-    item: worker_pb2.Assignments.Item, worker_id: str, control: Control, now: datetime
-) -> Context:
-    timeout = _convert.from_duration(item.attempt_timeout) or timedelta(days=31)
-    return Context(
-        run=item.lease.run,
-        job=item.lease.run.rpartition("/")[0],
-        attempt=item.lease.attempt,
-        max_attempts=item.max_attempts,
-        nominal_time=_convert.optional_time(item, "nominal_time"),
-        due_time=_convert.optional_time(item, "due_time"),
-        covers_from=_convert.optional_time(item, "covers_from_time"),
-        covers_to=_convert.optional_time(item, "covers_to_time"),
-        covers_count=item.covers_count,
-        fencing_token=item.lease.fencing_token,
-        idempotency_key=item.idempotency_key,
-        deadline=now + timeout,
-        queue=item.queue,
-        handler=item.handler,
-        worker_id=worker_id,
-        checkpoint=item.checkpoint,
-        upstream_run=item.upstream_run,
-        control=control,
-    )
-
-
-def call_arguments(
-    name: str, function: _Function, context: Context, payload: bytes, *, raw: bool
-) -> Callable[[], Any]:
-    """The call of a handler, with its arguments; raises AttemptFailed if they do not fit."""
-    if raw:
-        return functools.partial(function, context, payload)
-    try:
-        arguments = json.loads(payload) if payload else {}
-    except ValueError as error:
-        raise AttemptFailed(
-            f"the payload is not JSON: {error}", kind=PAYLOAD_INVALID, retryable=False
-        ) from None
-    if not isinstance(arguments, dict):
-        raise AttemptFailed(
-            "the payload is not a JSON object, so it names no arguments",
-            kind=PAYLOAD_INVALID,
-            retryable=False,
-        )
-    try:
-        inspect.signature(function).bind(context, **arguments)
-    except TypeError as error:
-        # Another worker, of a newer version, may take them: so another attempt can help.
-        raise AttemptFailed(
-            f"the payload does not fit handler {name!r}: {error}",
-            kind=ARGUMENTS_INVALID,
-        ) from None
-    return functools.partial(function, context, **arguments)
-
-
-def encoded_result(value: object, *, raw: bool) -> bytes:
-    """A handler's result as bytes; None is no result. Raises AttemptFailed if it cannot be kept."""
-    if value is None:
-        return b""
-    if raw and isinstance(value, bytes):
-        result = value
-    else:
-        try:
-            result = json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
-        except (TypeError, ValueError) as error:
-            raise AttemptFailed(
-                f"the handler returned what is not JSON: {error}",
-                kind=RESULT_INVALID,
-                retryable=False,
-            ) from None
-    if len(result) > RESULT_BYTES_MAX:
-        raise AttemptFailed(
-            f"the handler returned {len(result)} bytes; at most {RESULT_BYTES_MAX} are kept:"
-            " store the rest elsewhere and return where",
-            kind=RESULT_INVALID,
-            retryable=False,
-        )
-    return result
-
-
-def _shortened(message: str) -> str:
-    if len(message) <= ERROR_MESSAGE_MAX:
-        return message
-    half = ERROR_MESSAGE_MAX // 2 - 16
-    left_out = len(message) - 2 * half
-    return f"{message[:half]}\n[... {left_out} more ...]\n{message[-half:]}"

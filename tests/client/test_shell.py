@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 import tocsin
+from tocsin._attempt import RESULT_BYTES_MAX
 from tocsin.context import Context, Control
-from tocsin.worker import RESULT_BYTES_MAX
 from tocsin.workers import shell
 from tocsin.workers.shell import Output, create_shell_worker, environment, run_shell
 from tocsin.workers.shell_payload import ShellPayload

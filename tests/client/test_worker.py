@@ -243,7 +243,7 @@ async def test_after_a_freeze_a_check_raises_before_any_renewal(kit: Any) -> Non
 
 
 async def test_what_is_read_after_a_freeze_starts_only_if_the_leader_says_it_still_counts(
-    kit: Any,
+    kit: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     node = await kit.node()
     worker = Worker([node.address])
@@ -271,6 +271,10 @@ async def test_what_is_read_after_a_freeze_starts_only_if_the_leader_says_it_sti
     stream.assign(kit.item(RUN, 12), seq=2)
     await stream.report(RUN, 12)
     assert started == [12]
+    told = [record.getMessage() for record in caplog.records if "nothing ran" in record.msg]
+    assert len(told) == 1
+    assert "for 60." in told[0]
+    assert "the machine slept" in told[0]  # time passed that is not in CLOCK_MONOTONIC
 
 
 async def test_a_result_that_comes_after_the_lease_is_sent_and_its_refusal_logged(

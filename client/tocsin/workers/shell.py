@@ -23,10 +23,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
 
+from tocsin._attempt import PAYLOAD_INVALID, RESULT_BYTES_MAX
 from tocsin.client import Endpoints
 from tocsin.context import Context
 from tocsin.errors import AttemptFailed, ControlFlow, LeaseLost, Permanent
-from tocsin.worker import PAYLOAD_INVALID, RESULT_BYTES_MAX, Worker
+from tocsin.worker import Worker
 from tocsin.workers.shell_payload import HANDLER, ShellPayload, ShellPayloadError
 
 __all__ = ["create_shell_worker", "run_shell"]

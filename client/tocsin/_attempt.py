@@ -1,0 +1,418 @@
+"""One call of a handler: what it is called with, how it is stopped, and what is reported of it.
+
+Owns the step from an assignment to a call and from an outcome to a report. Refuses to know sessions
+and leases beyond the one it is for; whether a report still counts the cluster says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import functools
+import inspect
+import json
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, cast
+
+from tocsin import _convert, _process
+from tocsin._interrupt import Interrupt
+from tocsin._lease import START_WITHIN, Lease
+from tocsin._session import Assignment, Item, boottime
+from tocsin.context import Context, Control
+from tocsin.errors import AttemptFailed, Cancelled, ControlFlow, Draining, LeaseLost, TimedOut
+from tocsin.v1 import run_pb2
+
+log = logging.getLogger("tocsin.worker")
+
+RESULT_BYTES_MAX = 16 * 1024
+TIMEOUT_MAX = 31 * 86_400.0  # seconds; a deadline is a date
+ERROR_KIND_MAX = 128  # characters
+ERROR_MESSAGE_MAX = 4096  # characters; head and tail are kept
+
+# Kinds of error that the library itself reports.
+HANDLER_MISSING = "handler-missing"
+PAYLOAD_INVALID = "payload-invalid"
+ARGUMENTS_INVALID = "arguments-invalid"
+RESULT_INVALID = "result-invalid"
+LEASE_LOST = "lease-lost"
+TIMED_OUT = "timed-out"
+DRAINING = "draining"
+NO_THREAD = "no-thread"
+
+_Function = Callable[..., Any]
+
+
+def _utc_now() -> datetime:
+    return datetime.now(UTC)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The world that a worker finds itself in; the test kit makes one of its own.
+
+    Attributes:
+        clock, now: as `boottime` and the wall clock.
+        on_error: told of what handlers raise, on their threads.
+    """
+
+    clock: Callable[[], float] = boottime
+    now: Callable[[], datetime] = _utc_now
+    on_error: Callable[[Context, BaseException], None] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Retry:
+    """What a handler's code knows about trying again. The job's policy says when, and how often.
+
+    Of the two the stricter one counts: a handler can give up earlier than the job's policy would,
+    and wait longer, not the other way round.
+
+    Attributes:
+        max_attempts: after this many the handler gives up, whatever the job allows; None: as the
+            job's policy says.
+        give_up_on: exception classes after which no further attempt can help.
+        wait: at least this long before the next attempt; None: as the job's policy says.
+    """
+
+    max_attempts: int | None = None
+    give_up_on: tuple[type[BaseException], ...] = ()
+    wait: timedelta | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_attempts is not None and self.max_attempts < 1:
+            raise ValueError(f"max_attempts is {self.max_attempts}: it must be at least 1")
+        for kind in self.give_up_on:
+            if not (isinstance(kind, type) and issubclass(kind, BaseException)):
+                raise TypeError(f"give_up_on holds {kind!r}: it takes exception classes")
+
+    def failure(self, error: BaseException, attempt: int) -> AttemptFailed:
+        """What an attempt that raised is reported as."""
+        if isinstance(error, AttemptFailed):
+            kind, retryable, after = error.kind, error.retryable, error.retry_after
+        else:
+            kind, retryable, after = type(error).__qualname__, True, None
+        if isinstance(error, self.give_up_on):
+            retryable = False
+        if self.max_attempts is not None and attempt >= self.max_attempts:
+            retryable = False
+        if retryable and self.wait is not None:
+            after = max(self.wait, after or self.wait)
+        return AttemptFailed(str(error) or kind, kind=kind, retryable=retryable, retry_after=after)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Handler:
+    """A function and how it is called, see `Worker.add_handler`."""
+
+    name: str
+    function: _Function
+    raw: bool = False
+    retry: Retry = Retry()
+    timeout: timedelta | None = None
+    in_process: bool = False
+    interrupt: bool = False
+    grace: float = 10.0
+
+    def __post_init__(self) -> None:
+        if self.timeout is not None and self.timeout <= timedelta(0):
+            raise ValueError(f"timeout is {self.timeout}: it must be above zero")
+        if self.is_async and (self.in_process or self.interrupt):
+            raise ValueError(
+                f"handler {self.name!r} is async: it is cancelled on the loop where it runs; "
+                "executor='process' and interrupt=True are for plain functions"
+            )
+        if self.in_process and not _process.is_importable(self.function):
+            raise ValueError(
+                f"handler {self.name!r} cannot be found by its name in another process: "
+                "executor='process' needs a function at the top level of a module"
+            )
+
+    @property
+    def is_async(self) -> bool:
+        return inspect.iscoroutinefunction(self.function)
+
+
+class Attempt:
+    """One call of a handler, and the report that comes of it."""
+
+    def __init__(
+        self,
+        item: Assignment,
+        lease: Lease,
+        handler: Handler | None,
+        *,
+        worker_id: str,
+        setting: Setting,
+        save: Callable[[bytes], concurrent.futures.Future[None]],
+    ) -> None:
+        self._item = item
+        self._lease = lease
+        self._retry = Retry() if handler is None else handler.retry
+        if handler is not None and handler.timeout is not None:
+            lease.timeout = min(lease.timeout, handler.timeout.total_seconds())
+        self._setting = setting
+        self._clock = clock = setting.clock
+        self._timeout_time = timeout_time = (lease.started or lease.received) + lease.timeout
+        self.control = Control(
+            overdue=lambda: _overdue(lease, timeout_time, clock()),
+            remaining=lambda: max(0.0, timeout_time - clock()),
+            save=save,
+        )
+        self.context = _context(item, lease.timeout, worker_id, self.control, setting.now())
+
+    @property
+    def progress(self) -> float:
+        return self.control.progress
+
+    def stop(self, cause: ControlFlow) -> bool:
+        return self.control.stop(cause)
+
+    def run_sync(self, handler: Handler, ended: Callable[[Item], None]) -> None:
+        """Calls the handler on this thread."""
+        if not self._is_fresh():
+            ended(Item(lease=self._item.lease, released=True))
+            return
+        try:
+            result = self._in_process(handler) if handler.in_process else self._on_thread(handler)
+            report = Item(lease=self._item.lease, result=result)
+        except BaseException as error:
+            report = self._from_error(error)
+        ended(report)
+
+    def _on_thread(self, handler: Handler) -> bytes:
+        call = self._call(handler)
+        with self.context.entered():
+            self.context.check()
+            interrupt = Interrupt(self.control) if handler.interrupt else None
+            try:
+                value = call()
+            finally:
+                if interrupt is not None:
+                    interrupt.close()
+            return encoded_result(value, raw=handler.raw)
+
+    def _in_process(self, handler: Handler) -> bytes:
+        is_real = self._clock is boottime
+        work = _process.Work(
+            call=_ProcessCall(handler.name, handler.function, self._item.payload, handler.raw),
+            failure=functools.partial(handler.retry.failure, attempt=self.context.attempt),
+            context=self.context,
+            interrupt=handler.interrupt,
+            ends=self._timeout_time if is_real else None,
+        )
+        return _process.run(
+            work,
+            self.control,
+            grace=handler.grace,
+            deadline=(lambda: self._lease.deadline) if is_real else None,
+        )
+
+    def run_async(
+        self,
+        handler: Handler,
+        loop: asyncio.AbstractEventLoop,
+        ended: Callable[[Item], None],
+    ) -> None:
+        """Calls the handler as a task of this loop; a stop cancels the task."""
+        if not self._is_fresh():
+            ended(Item(lease=self._item.lease, released=True))
+            return
+        task = loop.create_task(self._await(handler), name=self.context.run)
+
+        def cancel(cause: ControlFlow) -> None:
+            loop.call_soon_threadsafe(task.cancel, str(cause))
+
+        task.add_done_callback(lambda task: ended(self._from_task(task)))
+        self.control.on_stop(cancel)
+
+    async def _await(self, handler: Handler) -> Item:
+        call = self._call(handler)
+        with self.context.entered():
+            try:
+                value = await cast("Awaitable[Any]", call())
+            except SystemExit as error:  # it would end the loop, and with it every other attempt
+                raise AttemptFailed(f"the handler exits: {error}", kind="SystemExit") from error
+            return Item(lease=self._item.lease, result=encoded_result(value, raw=handler.raw))
+
+    def _is_fresh(self) -> bool:
+        """Whether the attempt may still begin: the way to the handler may have been long."""
+        return self._clock() - self._lease.received <= START_WITHIN
+
+    def _call(self, handler: Handler) -> Callable[[], Any]:
+        return call_arguments(
+            handler.name, handler.function, self.context, self._item.payload, raw=handler.raw
+        )
+
+    # Reports
+
+    def failed(
+        self,
+        kind: str,
+        message: str,
+        *,
+        retryable: bool,
+        retry_after: timedelta | None = None,
+    ) -> Item:
+        item = Item(
+            lease=self._item.lease,
+            error=run_pb2.AttemptError(kind=kind[:ERROR_KIND_MAX], message=_shortened(message)),
+            retryable=retryable,
+        )
+        if retry_after is not None:
+            item.retry_after.CopyFrom(_convert.wire_duration(retry_after))
+        return item
+
+    def _from_task(self, task: asyncio.Task[Item]) -> Item:
+        if task.cancelled():
+            return self._from_error(asyncio.CancelledError())
+        error = task.exception()
+        return self._from_error(error) if error is not None else task.result()
+
+    def _from_error(self, error: BaseException) -> Item:
+        """The report for an attempt that raised; one that was stopped is reported as that."""
+        if self._setting.on_error is not None:
+            self._setting.on_error(self.context, error)
+        cause = self.control.stopped()
+        if isinstance(error, ControlFlow):
+            cause = error
+        elif cause is not None and not isinstance(error, asyncio.CancelledError):
+            log.warning("%s: raised while it was stopped", self.context.run, exc_info=error)
+        if cause is not None:
+            return self._from_stop(cause)
+        run, attempt = self.context.run, self.context.attempt
+        if not isinstance(error, AttemptFailed):
+            log.warning("%s: attempt %d failed", run, attempt, exc_info=error)
+        elif notes := getattr(error, "__notes__", None):  # of the process where it was raised
+            log.warning("%s: attempt %d failed\n%s", run, attempt, "\n".join(notes).rstrip())
+        else:
+            log.warning("%s: attempt %d: %s", run, attempt, error)
+        failed = self._retry.failure(error, attempt)
+        return self.failed(
+            failed.kind,
+            str(failed),
+            retryable=failed.retryable,
+            retry_after=failed.retry_after,
+        )
+
+    def _from_stop(self, cause: ControlFlow) -> Item:
+        message = str(cause)
+        log.info("%s: attempt %d stopped: %s", self.context.run, self.context.attempt, message)
+        if isinstance(cause, Cancelled):
+            return Item(lease=self._item.lease, cancelled=True)
+        if isinstance(cause, TimedOut):
+            return self.failed(TIMED_OUT, message or "timed out", retryable=True)
+        if isinstance(cause, Draining):
+            return self.failed(DRAINING, message or "the worker was stopped", retryable=True)
+        return self.failed(LEASE_LOST, message or "the lease was lost", retryable=True)
+
+
+@dataclass(frozen=True)
+class _ProcessCall:
+    """The call of a handler, as it travels to another process."""
+
+    name: str
+    function: _Function
+    payload: bytes
+    raw: bool
+
+    def __call__(self, context: Context) -> bytes:
+        call = call_arguments(self.name, self.function, context, self.payload, raw=self.raw)
+        return encoded_result(call(), raw=self.raw)
+
+
+def _overdue(lease: Lease, timeout_time: float, now: float) -> ControlFlow | None:
+    if now >= lease.deadline:
+        return LeaseLost("the lease was not renewed in time")
+    if now >= timeout_time:
+        return TimedOut("the attempt timeout has passed")
+    return None
+
+
+def _context(
+    item: Assignment, timeout: float, worker_id: str, control: Control, now: datetime
+) -> Context:
+    return Context(
+        run=item.lease.run,
+        job=item.lease.run.rpartition("/")[0],
+        attempt=item.lease.attempt,
+        max_attempts=item.max_attempts,
+        nominal_time=_convert.optional_time(item, "nominal_time"),
+        due_time=_convert.optional_time(item, "due_time"),
+        covers_from=_convert.optional_time(item, "covers_from_time"),
+        covers_to=_convert.optional_time(item, "covers_to_time"),
+        covers_count=item.covers_count,
+        fencing_token=item.lease.fencing_token,
+        idempotency_key=item.idempotency_key,
+        deadline=now + timedelta(seconds=min(timeout, TIMEOUT_MAX)),
+        queue=item.queue,
+        handler=item.handler,
+        worker_id=worker_id,
+        checkpoint=item.checkpoint,
+        upstream_run=item.upstream_run,
+        control=control,
+    )
+
+
+def call_arguments(
+    name: str, function: _Function, context: Context, payload: bytes, *, raw: bool
+) -> Callable[[], Any]:
+    """The call of a handler, with its arguments; raises AttemptFailed if they do not fit."""
+    if raw:
+        return functools.partial(function, context, payload)
+    try:
+        arguments = json.loads(payload) if payload else {}
+    except ValueError as error:
+        raise AttemptFailed(
+            f"the payload is not JSON: {error}", kind=PAYLOAD_INVALID, retryable=False
+        ) from None
+    if not isinstance(arguments, dict):
+        raise AttemptFailed(
+            "the payload is not a JSON object, so it names no arguments",
+            kind=PAYLOAD_INVALID,
+            retryable=False,
+        )
+    try:
+        inspect.signature(function).bind(context, **arguments)
+    except TypeError as error:
+        # Another worker, of a newer version, may take them: so another attempt can help.
+        raise AttemptFailed(
+            f"the payload does not fit handler {name!r}: {error}",
+            kind=ARGUMENTS_INVALID,
+        ) from None
+    return functools.partial(function, context, **arguments)
+
+
+def encoded_result(value: object, *, raw: bool) -> bytes:
+    """A handler's result as bytes; None is no result. Raises AttemptFailed if it cannot be kept."""
+    if value is None:
+        return b""
+    if raw and isinstance(value, bytes):
+        result = value
+    else:
+        try:
+            result = json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+        except (TypeError, ValueError) as error:
+            raise AttemptFailed(
+                f"the handler returned what is not JSON: {error}",
+                kind=RESULT_INVALID,
+                retryable=False,
+            ) from None
+    if len(result) > RESULT_BYTES_MAX:
+        raise AttemptFailed(
+            f"the handler returned {len(result)} bytes; at most {RESULT_BYTES_MAX} are kept:"
+            " store the rest elsewhere and return where",
+            kind=RESULT_INVALID,
+            retryable=False,
+        )
+    return result
+
+
+def _shortened(message: str) -> str:
+    if len(message) <= ERROR_MESSAGE_MAX:
+        return message
+    half = ERROR_MESSAGE_MAX // 2 - 16
+    left_out = len(message) - 2 * half
+    return f"{message[:half]}\n[... {left_out} more ...]\n{message[-half:]}"
