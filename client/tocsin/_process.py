@@ -16,6 +16,7 @@ import contextlib
 import multiprocessing
 import os
 import pickle
+import select
 import signal
 import threading
 import time
@@ -114,6 +115,7 @@ def _attend(
     deadline: Callable[[], float] | None,
 ) -> bytes:
     told: ControlFlow | None = None
+    told_deadline = 0.0
     kill_time = float("inf")
     while True:
         cause = control.stopped()
@@ -123,8 +125,9 @@ def _attend(
             _send(pipe, ("stop", type(cause).__name__, str(cause)))
         if told is not None and time.monotonic() >= kill_time:
             raise told
-        if deadline is not None:
-            _send(pipe, ("deadline", deadline()))
+        if deadline is not None and (now_known := deadline()) != told_deadline:
+            told_deadline = now_known
+            _send(pipe, ("deadline", now_known))
         if not pipe.poll(POLL):
             continue
         try:
@@ -174,8 +177,15 @@ def _cause(name: str, message: str) -> ControlFlow:
 
 
 def _send(pipe: Connection, message: tuple[Any, ...]) -> None:
-    with contextlib.suppress(OSError, ValueError):  # the other side has gone, which shows soon
-        pipe.send(message)
+    """Says something to the child, unless it does not listen: what is not heard is not waited for.
+
+    A child that is frozen must not hold the thread that is to kill it.
+    """
+    with contextlib.suppress(OSError, ValueError):  # the child has gone, which shows soon
+        room = select.poll()
+        room.register(pipe, select.POLLOUT)
+        if room.poll(0):
+            pipe.send(message)
 
 
 # -- in the child ----------------------------------------------------------------------------------
@@ -224,18 +234,20 @@ class _ChildControl(Control):
         super().__setattr__(name, value)
 
     def send(self, message: tuple[Any, ...]) -> None:
-        with self._send_lock:
-            _send(self._pipe, message)
+        # Where the worker has gone, `listen` notices.
+        with self._send_lock, contextlib.suppress(OSError):
+            self._pipe.send(message)
 
     def listen(self) -> None:
         """Takes in what the worker says, until there is no worker, or no lease."""
         while True:
             try:
-                message = self._pipe.recv() if self._pipe.poll(POLL) else None
+                wait = POLL
+                while self._pipe.poll(wait):  # all that has come, before anything is judged old
+                    self._take(self._pipe.recv())
+                    wait = 0.0
             except (EOFError, OSError):
                 os._exit(EXIT_ALONE)  # the worker is gone
-            if message is not None:
-                self._take(message)
             if boottime() >= self._deadline:
                 os._exit(EXIT_ALONE)
 
