@@ -73,8 +73,8 @@ def open_book(state: State, name: str) -> Book:
     # Of the first version all is known that the ledger knows, also `at` times before the creation.
     is_first = spans[0].version == job.uid
     floor_ms = ledger.floor_ms if is_first else max(ledger.floor_ms, spans[0].from_ms)
-    specs = {span.version: state.versions[name, span.version] for span in spans}
-    return Book(job, floor_ms, tuple(ledger.ranges), spans, specs)
+    specs = {span.version: state.definition(name, span.version) for span in spans}
+    return Book(job, floor_ms, ledger.ranges, spans, specs)
 
 
 def span_of(book: Book, time_ms: int) -> Span | None:

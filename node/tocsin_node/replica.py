@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 from tocsin_node.clock import ClusterClock
 from tocsin_node.config import Config
-from tocsin_node.core import command as commands
 from tocsin_node.core import machine
 from tocsin_node.core.command import Command
 from tocsin_node.core.model import Scope
+from tocsin_node.core.pack import pack, size, unpack
 from tocsin_node.core.result import Applied, Reason, Rejected, Result
 from tocsin_node.core.state import Captured, State, capture, restore_chunks
 from tocsin_node.raft.engine import Engine
@@ -71,10 +71,13 @@ class Replica:
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener)
 
-    def apply(self, index: int, stamp_ms: int, payloads: Sequence[bytes]) -> Sequence[Result]:
-        """The engine's apply function: raises only on a bug or on bytes of a newer release."""
-        decoded = [commands.decode(payload) for payload in payloads]
-        results = machine.apply_entry(self.state, index, stamp_ms, decoded)
+    def apply(self, index: int, stamp_ms: int, payloads: Sequence[bytes]) -> list[list[Result]]:
+        """The engine's apply function: raises only on a bug or on bytes of a newer release.
+
+        Returns:
+            For each operation the results of its commands.
+        """
+        results = apply_payloads(self.state, index, stamp_ms, payloads)
         self.clock.observe(self.state.time_ms)
         if self._listeners:
             state = self.state
@@ -155,10 +158,28 @@ class Replica:
                     f"{self.state.schema}: upgrade all nodes",
                 )
             )
-        encoded = [commands.encode(command) for command in batch]
-        results = await self.engine.propose_many(encoded, timeout=timeout, reserved=reserved)
-        checked: list[Result] = []
-        for result in results:
-            assert isinstance(result, Applied | Rejected), f"apply gave {result!r}"
-            checked.append(result)
-        return checked
+        answers = await self.engine.propose_many(pack(batch), timeout=timeout, reserved=reserved)
+        results: list[Result] = []
+        for answer in answers:
+            assert isinstance(answer, list), f"apply gave {answer!r}"
+            results += answer
+        assert len(results) == len(batch), f"{len(results)} results of {len(batch)} commands"
+        return results
+
+
+def apply_payloads(
+    state: State, index: int, stamp_ms: int, payloads: Sequence[bytes]
+) -> list[list[Result]]:
+    """Applies the operations of one log entry; for each the results of its commands."""
+    if len(payloads) == 1:
+        return [machine.apply_entry(state, index, stamp_ms, unpack(payloads[0]))]
+    unpacked = [unpack(payload) for payload in payloads]
+    commands = [command for each in unpacked for command in each]
+    results = machine.apply_entry(state, index, stamp_ms, commands)
+    shared: list[list[Result]] = []
+    start = 0
+    for each in unpacked:
+        end = start + sum(map(size, each))
+        shared.append(results[start:end])
+        start = end
+    return shared

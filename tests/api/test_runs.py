@@ -13,6 +13,7 @@ import pytest
 from tests.api.conftest import DEADLINE_S, Stubs, config, create, refusal, rid, running
 from tocsin.v1 import cluster_pb2, job_pb2, run_pb2
 from tocsin_node.api import runs as runs_module
+from tocsin_node.core import state as state_module
 
 
 async def trigger(stubs: Stubs, name: str, request_id: str) -> run_pb2.Run:
@@ -203,13 +204,14 @@ async def test_a_watch_is_filtered(one: Stubs) -> None:
     await frames.aclose()  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize("recent_max", [3, 100_000], ids=["gone through", "remembered"])
 async def test_every_frame_of_a_long_watch_can_be_resumed_from(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recent_max: int
 ) -> None:
     """Small pieces and frames, cut inside entries and between them: nothing is lost at any cut."""
     monkeypatch.setattr(runs_module, "FRAME_RUNS", 2)
     monkeypatch.setattr(runs_module, "PIECE_RUNS", 5)
-    monkeypatch.setattr(runs_module, "WALK_BACK_MAX", 3)
+    monkeypatch.setattr(state_module, "RECENT_MAX", recent_max)
     async with running(config(tmp_path)) as cluster:
         stubs = cluster.stubs["n1"]
         await create(stubs, overlap_policy=job_pb2.OVERLAP_POLICY_ALLOW)

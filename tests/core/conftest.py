@@ -20,6 +20,7 @@ from tocsin_node.core.model import (
     Schedule,
     ScheduleKind,
 )
+from tocsin_node.core.pack import Group
 from tocsin_node.core.result import Applied, Reason, Rejected, Result
 from tocsin_node.core.state import State
 
@@ -35,7 +36,7 @@ class Machine:
         self.now_ms = T0
         self.requests = 0
 
-    def apply(self, *commands: c.Command) -> list[Result]:
+    def apply(self, *commands: c.Command | Group) -> list[Result]:
         return machine.apply_entry(self.state, self.state.index + 1, self.now_ms, commands)
 
     def one(self, command: c.Command) -> Result:

@@ -25,6 +25,7 @@ from tocsin_node.clock import ClusterClock
 from tocsin_node.config import parse
 from tocsin_node.core import command as c
 from tocsin_node.core.model import Job, JobSpec, RetryPolicy, Run, RunState, Schedule, ScheduleKind
+from tocsin_node.core.pack import single_commands
 from tocsin_node.core.result import Result
 from tocsin_node.leader.deadlines import Deadlines
 from tocsin_node.leader.dispatcher import Dispatcher
@@ -144,7 +145,7 @@ class InstantEngine:
     async def propose_many(
         self, commands: Sequence[bytes], *, timeout: float = 10.0, reserved: bool = False
     ) -> list[object]:
-        decoded = [c.decode(one) for one in commands]
+        decoded = [command for one in commands for command in single_commands(one)]
         self.arrived.append(decoded)
         fault = self.faults.popleft() if self.faults else ""
         await self.open.wait()
@@ -154,12 +155,12 @@ class InstantEngine:
             raise OutcomeUnknown("lost on purpose")
         stamp_ms = self._replica.clock.now_ms()
         index = self._replica.state.index + 1
-        results = cast("list[Result]", list(self._replica.apply(index, stamp_ms, commands)))
-        self.log.append((stamp_ms, decoded, results))
+        answers = self._replica.apply(index, stamp_ms, commands)
+        self.log.append((stamp_ms, decoded, [result for answer in answers for result in answer]))
         await asyncio.sleep(0)
         if fault == "applied":
             raise OutcomeUnknown("unknown on purpose")
-        return list(results)
+        return list(answers)
 
     async def confirm_leadership(self, *, timeout: float) -> None:
         self.rounds += 1

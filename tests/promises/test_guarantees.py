@@ -307,11 +307,12 @@ def test_the_audit_finds_every_nominal_time_that_is_missing_or_doubled(m: Machin
         m.succeed(m.runs()[-1].name, m.grant(m.runs()[-1].name))
     *_, before = audit(open_book(m.state, NAME))
     assert (before.fault_count, before.occurrence_count) == (0, 6)
-    ranges = m.state.ledger[NAME].ranges
-    whole = ranges.pop()
+    ledger = m.state.ledger[NAME]
+    (whole,) = ledger.ranges
+    ledger.fill([])
     *_, missing = audit(open_book(m.state, NAME))
     assert [(fault.kind, fault.count) for fault in missing.faults] == [(FaultKind.HOLE, 6)]
-    ranges.extend([whole, whole])
+    ledger.fill([whole, whole])
     *_, doubled = audit(open_book(m.state, NAME))
     assert FaultKind.REPEATED in {fault.kind for fault in doubled.faults}
 

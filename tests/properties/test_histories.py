@@ -14,9 +14,9 @@ import msgspec
 import pytest
 
 from tests.properties.world import World
-from tocsin_node.core import command as c
 from tocsin_node.core import machine
 from tocsin_node.core.state import State, capture, restore, restore_chunks, snapshot
+from tocsin_node.replica import apply_payloads
 
 STEPS = 400
 HISTORIES = 40 * int(os.environ.get("TOCSIN_HISTORIES", "1"))
@@ -32,7 +32,7 @@ def play(seed: int) -> World:
 
 def replay(log: list[tuple[int, int, list[bytes]]], state: State) -> State:
     for index, stamp_ms, payloads in log:
-        machine.apply_entry(state, index, stamp_ms, [c.decode(payload) for payload in payloads])
+        apply_payloads(state, index, stamp_ms, payloads)
     return state
 
 

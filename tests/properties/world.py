@@ -41,6 +41,7 @@ from tocsin_node.core.model import (
     Scope,
     ScopeKind,
 )
+from tocsin_node.core.pack import pack
 from tocsin_node.core.result import Applied, Reason, Rejected, Result
 from tocsin_node.core.state import State
 from tocsin_node.schedule import Timetable
@@ -396,7 +397,7 @@ class World:
         stamp_ms = self.now_ms - behind_ms
         jobs, runs, time_ms = dict(self.state.jobs), dict(self.state.runs), self.state.time_ms
         requests = dict(self.state.requests)
-        self.log.append((index, stamp_ms, [c.encode(command) for command in batch]))
+        self.log.append((index, stamp_ms, pack(batch)))
         results = machine.apply_entry(self.state, index, stamp_ms, batch)
         assert self.state.time_ms >= time_ms, "time went back"
         for command, result in zip(batch, results, strict=True):
@@ -571,7 +572,7 @@ class World:
             if run.lease is not None:
                 for scope in self.scopes(run):
                     held.setdefault(scope, []).append(run)
-        assert self.state.held == {scope: len(runs) for scope, runs in held.items()}
+        assert self.state.held() == {scope: len(runs) for scope, runs in held.items()}
         granted = [
             run
             for run in self.state.runs.values()
@@ -640,7 +641,7 @@ class World:
 
     def check_overlap(self, name: str, before: dict[str, Run]) -> None:
         """Overlap is decided by the runs that have not ended, all of them and no others."""
-        if name not in self.state.ledger:
+        if name not in self.state.jobs:
             return
         mine = [self.state.runs[run] for run in self.state.runs_by_job.get(name, ())]
         under_way = [run for run in mine if run.state not in FINAL_STATES]
@@ -717,8 +718,8 @@ class World:
         assert len(self.state.finished) <= limits.finished_runs
         assert len(self.state.requests) <= limits.request_ids
         assert len(self.state.fences) <= limits.fences
-        for names in self.state.finished_by_job.values():
-            assert len(names) <= limits.runs_per_job
+        for book in self.state.books.values():
+            assert len(book.done) + len(book.failed) <= limits.runs_per_job
 
     def check_ledger(self) -> None:
         """Every nominal time up to the mark has exactly one outcome, and no other time has any."""

@@ -34,9 +34,9 @@ from tocsin_node.api._pages import (
 from tocsin_node.core import command as commands
 from tocsin_node.core import dependants
 from tocsin_node.core.command import Command, Plan, RequestKey, digest
+from tocsin_node.core.ledger import Ledger
 from tocsin_node.core.model import Job, JobSpec, Run, Schedule, ScheduleKind, utc_name
 from tocsin_node.core.result import Reason
-from tocsin_node.core.state import Ledger
 from tocsin_node.explain import explain, instants_of
 from tocsin_node.replica import Changes, Refused, Replica
 from tocsin_node.schedule import Fire, describe, jitter_ms, preview, surprises

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_right
+from collections import deque
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass
-from itertools import islice
+from dataclasses import dataclass, field
 from typing import Any
 
 from tocsin.v1 import run_pb2, run_pb2_grpc
@@ -20,7 +20,15 @@ from tocsin_node.admission import Faults, Parent, Refusal
 from tocsin_node.api import _convert, status
 from tocsin_node.api._filters import RunFilter, run_filter
 from tocsin_node.api._forward import request_time_ms, timeout_s
-from tocsin_node.api._pages import LOOK_EVERY, Page, Position, Slices, decode_token, encode_token
+from tocsin_node.api._pages import (
+    LOOK_EVERY,
+    Page,
+    Position,
+    Slice,
+    Slices,
+    decode_token,
+    encode_token,
+)
 from tocsin_node.core import command as commands
 from tocsin_node.core.command import RequestKey, digest
 from tocsin_node.core.model import Run, RunState
@@ -35,7 +43,6 @@ COALESCE_S = 0.02
 PIECE_RUNS = 10_000  # names that a watch holds at a time
 FRAME_RUNS = 500
 WATCHES_MAX = 1_000
-WALK_BACK_MAX = 2_000  # changes that are looked for one by one, from the newest
 
 _WAITING = frozenset({RunState.PENDING, RunState.RETRY_WAIT})
 
@@ -214,9 +221,14 @@ class RunService(run_pb2_grpc.RunServiceServicer):
         """
         state = self._replica.state
         pace = self._slices.begin()
-        piece = _changed_since(state, watch.revision)
+        until = state.index
+        piece = state.changed_after(watch.revision, PIECE_RUNS)
+        if piece is None:
+            piece, until = await self._changed_long_ago(watch, pace)
         if not piece:
-            watch.revision = max(watch.revision, state.index)
+            watch.revision = max(watch.revision, until)
+            if until < state.index:
+                watch.changed.set()
             return
         watch.changed.set()  # there may be another piece
         # Read now: while frames are sent, runs change, and come again in a later piece.
@@ -241,6 +253,30 @@ class RunService(run_pb2_grpc.RunServiceServicer):
             frame.revision = watch.revision
             yield frame
 
+    async def _changed_long_ago(self, watch: _Watch, pace: Slice) -> tuple[list[str], int]:
+        """As `State.changed_after`, for what it does not know any more; and up to which revision.
+
+        All runs are gone through once, and what is found is kept for the next pieces.
+        """
+        runs = self._replica.state.runs
+        if not watch.backlog:
+            watch.backlog_until = self._replica.state.index
+            by_revision: dict[int, list[str]] = {}
+            for at, run in enumerate(list(runs.values())):
+                if at % LOOK_EVERY == 0:
+                    await pace.look()
+                if watch.revision < run.revision <= watch.backlog_until:
+                    by_revision.setdefault(run.revision, []).append(run.name)
+            watch.backlog.extend(sorted(by_revision.items()))
+        names: list[str] = []
+        while watch.backlog and len(names) < PIECE_RUNS:
+            revision, changed = watch.backlog.popleft()
+            for name in changed:  # what has changed again comes again, later
+                found = runs.get(name)
+                if found is not None and found.revision == revision:
+                    names.append(name)
+        return names, watch.backlog_until
+
 
 @dataclass(eq=False, slots=True)
 class _Watch:
@@ -250,6 +286,9 @@ class _Watch:
     filter: RunFilter
     revision: int
     changed: asyncio.Event
+    # Revisions with the runs whose last change they were, oldest first, when it began far back.
+    backlog: deque[tuple[int, list[str]]] = field(default_factory=deque)
+    backlog_until: int = 0
 
 
 async def _is_set_within(event: asyncio.Event, timeout: float) -> bool:
@@ -263,30 +302,6 @@ async def _is_set_within(event: asyncio.Event, timeout: float) -> bool:
 
 def _is_wanted(state: State, run: Run, parent: Parent, wanted: RunFilter) -> bool:
     return parent.holds(run.job) and wanted.matches(run, state.spec_of(run))
-
-
-def _changed_since(state: State, revision: int) -> list[str]:
-    """Names of runs that changed after a revision, oldest change first; of many, the first ones.
-
-    A piece ends between two revisions, so that its last one stands for all of it.
-    """
-    found: list[str] = []
-    for name in islice(reversed(state.recent), WALK_BACK_MAX):
-        if state.runs[name].revision <= revision:
-            found.reverse()
-            return found
-        found.append(name)
-    if len(found) < WALK_BACK_MAX:
-        found.reverse()
-        return found
-    # Copied, since nothing in the middle of a dict can be reached by its place.
-    names = list(state.recent)
-    start = bisect_right(names, revision, key=lambda name: state.runs[name].revision)
-    end = min(start + PIECE_RUNS, len(names))
-    last = state.runs[names[end - 1]].revision
-    while end < len(names) and state.runs[names[end]].revision == last:
-        end += 1
-    return names[start:end]
 
 
 def _newest_first(state: State, parent: Parent, after: Position | None) -> Iterator[str]:

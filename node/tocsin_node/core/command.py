@@ -350,12 +350,17 @@ def decode(data: bytes) -> AnyCommand:
             f"the log holds a command that this release does not know ({error}): a newer release "
             "wrote it, run that one on this node"
         ) from error
+    check_schema(command)
+    return command
+
+
+def check_schema(command: Command) -> None:
+    """Raises UnknownCommand if the cluster is about to use what this release does not know."""
     if isinstance(command, UseSchema) and command.level > SCHEMA:
         raise UnknownCommand(
             f"the cluster uses commands of schema {command.level}, and this release knows up to "
             f"{SCHEMA}: run a newer one on this node"
         )
-    return command
 
 
 def digest(*parts: object) -> bytes:

@@ -28,7 +28,7 @@ def refused_by(state: State, run: Run, *, now_ms: int) -> Rejected | None:
         if gate is not None and (refusal := _shut(gate, run, now_ms=now_ms)) is not None:
             return refusal
         most = most_held(state, run, scope)
-        if most and state.held.get(scope, 0) >= most:
+        if most and state.held_in(scope) >= most:
             return _waits(run, scope, f"{words(scope)} holds {most} of {most} runs")
     return None
 

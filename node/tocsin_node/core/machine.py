@@ -16,7 +16,7 @@ Refuses to ask for anything: what depends on the host arrives in the command.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from msgspec.structs import replace
@@ -24,6 +24,7 @@ from msgspec.structs import replace
 from tocsin_node.core import dependants, limits, watch
 from tocsin_node.core import fence as fences
 from tocsin_node.core import lease as leases
+from tocsin_node.core.book import Book
 from tocsin_node.core.command import (
     AdvanceFence,
     ApplyJobs,
@@ -65,20 +66,20 @@ from tocsin_node.core.model import (
     Lease,
     Outcome,
     Overlap,
-    Range,
     Request,
     Restored,
     Run,
     RunState,
-    Scope,
-    ScopeKind,
     Term,
     namespace_of,
     utc_name,
 )
+from tocsin_node.core.pack import Fires, Grants, Group, Successes
 from tocsin_node.core.result import Applied, Reason, Rejected, Result
-from tocsin_node.core.state import Ledger, State
+from tocsin_node.core.state import State
 
+_DONE = Applied()
+_SUCCEEDED = AttemptOutcome.SUCCEEDED
 _BEHIND_REASONS = {Outcome.MISSED: "misfire", Outcome.SKIPPED: "pause"}
 CHECKPOINT_BYTES_MAX = 16 * 1024
 DEADLINE = "deadline"  # why the ledger says SKIPPED of what started too late
@@ -90,7 +91,7 @@ QUEUE_ALL_MAX = 100  # runs of one job that wait under `queue_all`; the last one
 
 
 def apply_entry(
-    state: State, index: int, stamp_ms: int, commands: Sequence[Command]
+    state: State, index: int, stamp_ms: int, commands: Sequence[Command | Group]
 ) -> list[Result]:
     """Applies the commands of one log entry, in order.
 
@@ -102,17 +103,16 @@ def apply_entry(
         One result for each command. `state.changed_runs` and `changed_jobs` then name what changed.
     """
     assert index > state.index, f"entry {index} is not newer than {state.index}"
-    state.index = index
-    state.time_ms = max(state.time_ms, stamp_ms)
-    state.changed_runs, state.changed_jobs, state.changed_gates = {}, {}, {}
-    granted: set[Scope] = set()  # those with a grant in this entry; asked, never walked through
-    return [_apply(state, command, granted) for command in commands]
-
-
-def _apply(state: State, command: Command, granted: set[Scope]) -> Result:
-    if isinstance(command, Grant):
-        return _grant(state, command, granted)
-    return _HANDLERS[type(command)](state, command)
+    state.begin_entry(index, stamp_ms)
+    results: list[Result] = []
+    for command in commands:
+        if isinstance(command, Group):
+            results += _GROUP_HANDLERS[type(command)](state, command)
+        else:
+            results.append(_HANDLERS[type(command)](state, command))
+    _retain_all(state)
+    state.end_entry()
+    return results
 
 
 def _use_schema(state: State, command: UseSchema) -> Result:
@@ -181,10 +181,11 @@ def _create_job(state: State, command: CreateJob) -> Result:
         version_mark_time_ms=command.plan.mark_time_ms,
         watch=watch.begun(command.spec, now_ms=state.time_ms),
     )
-    state.ledger[job.name] = Ledger(_first_decided_ms(command) - 1)
     state.put_job(job)
-    job = _planned(_decide_all(state, job, command.decisions), command.plan)
-    state.put_job(job)
+    if command.decisions:
+        state.begin_ledger(job.name, _first_decided_ms(command) - 1)
+        job = _planned(_decide_all(state, job, command.decisions), command.plan)
+        state.put_job(job)
     _remember(state, command.request, command.name)
     return Applied(job)
 
@@ -340,20 +341,34 @@ def _trigger_job(state: State, command: TriggerJob) -> Result:
 
 
 def _fire(state: State, command: Fire) -> Result:
-    job = state.job(command.name)
-    if job is None:
-        return _no_job(command.name)
+    return _fire_job(state, command.name, command.uid, command.version, command)
+
+
+def _fire_all(state: State, group: Fires) -> list[Result]:
+    return [
+        _fire_job(state, name, uid, version, group)
+        for name, uid, version in zip(group.names, group.uids, group.versions, strict=True)
+    ]
+
+
+def _fire_job(state: State, name: str, uid: int, version: int, fire: Fire | Fires) -> Result:
+    job = state.jobs.get(name)
+    if job is None or job.deleted:
+        return _no_job(name)
     if job.paused:
         return Rejected(Reason.STALE_PLAN, f"job {job.name} is paused")
-    if (stale := _stale_plan(job, command)) is not None:
-        return stale
-    early = any(decision.due_time_ms > state.time_ms for decision in command.decisions)
-    if early or command.plan.mark_time_ms > state.time_ms:
+    if (uid, version, fire.mark_time_ms) != (job.uid, job.version, job.mark_time_ms):
+        return _stale(job)
+    plan, now_ms = fire.plan, state.time_ms
+    early = plan.mark_time_ms > now_ms
+    for decision in fire.decisions:
+        early = early or decision.due_time_ms > now_ms
+    if early:
         # What is only skipped has no due time, and must not be decided ahead of it either.
         return Rejected(Reason.NOT_DUE, f"an occurrence of {job.name} is not due yet")
-    job = _decide_all(state, job, command.decisions)
-    state.put_job(_planned(job, command.plan))
-    return Applied()
+    job = _decide_all(state, job, fire.decisions)
+    state.move_on(_planned(job, plan))
+    return _DONE
 
 
 def _decide_all(state: State, job: Job, decisions: tuple[Decision, ...]) -> Job:
@@ -374,7 +389,7 @@ def _decide(state: State, job: Job, decision: Decision, *, used_up: bool) -> int
     Returns:
         How many occurrences run or are covered.
     """
-    if decision.behind_outcome in _BEHIND_REASONS:
+    if decision.behind_count and decision.behind_outcome in _BEHIND_REASONS:
         outcome = decision.behind_outcome
         reason = decision.behind_reason or _BEHIND_REASONS[outcome]
         _record_behind(state, job, decision, outcome, reason=reason)
@@ -439,32 +454,41 @@ def _overlap(state: State, job: Job) -> str | None:
     policy = job.spec.overlap
     if policy is Overlap.ALLOW:
         return ""
-    active = state.active.get(job.name, {})
-    pending = [state.runs[name] for name in state.pending.get(job.name, ())]
+    book = state.books.get(job.name)
+    if book is None:
+        return ""
+    active, pending = book.active, book.pending
     if policy is Overlap.SKIP:
         return None if active or pending else ""
     if policy is Overlap.QUEUE_ALL and len(pending) < QUEUE_ALL_MAX:
         return ""
-    absorbing = [run for run in pending if _may_cover(state, job, run)]
-    if absorbing:
-        return max(absorbing, key=lambda run: (run.nominal_time_ms or 0, run.name)).name
+    if (covering := _covering(state, job, book)) is not None:
+        return covering
     if policy is Overlap.CANCEL_RUNNING:
         for name in sorted(active):
             _cancel(state, state.runs[name], "a newer run of its job is due")
     return ""
 
 
-def _may_cover(state: State, job: Job, run: Run) -> bool:
-    """Whether a waiting run may stand for a further occurrence of its job.
+def _covering(state: State, job: Job, book: Book) -> str | None:
+    """The newest waiting run that may stand for a further occurrence of its job.
 
     Never one that was triggered, or that may have begun. And not one that an older definition made
     to be executed otherwise: what the present one asks for would be done as the old one says.
     """
-    return (
-        run.nominal_time_ms is not None
-        and not run.last_token
-        and _executed_alike(state.spec_of(run), job.spec)
-    )
+    if not book.scheduled:
+        return None
+    newest_first: Iterable[str] = reversed(book.scheduled)
+    if book.shuffled:
+        newest_first = sorted(newest_first, key=lambda name: _place(state, name), reverse=True)
+    for name in newest_first:
+        if _executed_alike(state.spec_of(state.runs[name]), job.spec):
+            return name
+    return None
+
+
+def _place(state: State, name: str) -> tuple[int, str]:
+    return state.runs[name].nominal_time_ms or 0, name
 
 
 def _executed_alike(made: JobSpec, present: JobSpec) -> bool:
@@ -507,97 +531,116 @@ def _record_behind(
     if decision.behind_count:
         state.record(
             job,
-            Range(
-                decision.behind_from_ms,
-                decision.behind_to_ms,
-                decision.behind_count,
-                outcome,
-                run,
-                reason,
-                job.version,
-                state.index,
-            ),
+            decision.behind_from_ms,
+            decision.behind_to_ms,
+            decision.behind_count,
+            outcome,
+            run=run,
+            reason=reason,
         )
 
 
 def _record(
     state: State, job: Job, time_ms: int, outcome: Outcome, *, run: str = "", reason: str = ""
 ) -> None:
-    one = Range(time_ms, time_ms, 1, outcome, run, reason, job.version, state.index)
-    state.record(job, one)
+    state.record(job, time_ms, time_ms, 1, outcome, run=run, reason=reason)
 
 
 # -- runs ------------------------------------------------------------------------------------------
 
 
-def _grant(state: State, command: Grant, granted: set[Scope]) -> Result:
-    run = state.runs.get(command.run)
+def _grant(state: State, command: Grant) -> Result:
+    return _grant_run(state, command.run, command)
+
+
+def _grant_all(state: State, group: Grants) -> list[Result]:
+    return [_grant_run(state, name, group) for name in group.runs]
+
+
+def _grant_run(state: State, name: str, grant: Grant | Grants) -> Result:
+    run = state.runs.get(name)
     if run is None:
-        return _no_run(command.run)
+        return _no_run(name)
     if (refusal := leases.blocked(state, run, now_ms=state.time_ms)) is not None:
         return refusal
     # Two in one entry would carry its index both, and a token must order those that exclude others.
-    scopes = state.scopes_of(run)
-    if (ScopeKind.JOB, run.job) in granted and (
-        run.last_token == state.index or not leases.may_overlap(state, run)
-    ):
+    index, book = state.index, state.book_of(run)
+    if book.cell.granted_index == index and (run.last_token == index or book.excludes):
         return Rejected(Reason.BLOCKED, f"job {run.job} had a grant in the same entry")
-    for scope in scopes:
-        if scope in granted and limits.most_held(state, run, scope) == 1:
-            message = f"{limits.words(scope)} had a grant in the same entry"
-            return Rejected(Reason.BLOCKED, message, {"limit": f"{scope[0]}/{scope[1]}"})
-    granted.update(scopes)
+    for cell in book.cells:
+        if cell.granted_index == index and limits.most_held(state, run, cell.scope) == 1:
+            message = f"{limits.words(cell.scope)} had a grant in the same entry"
+            limit = f"{cell.scope[0]}/{cell.scope[1]}"
+            return Rejected(Reason.BLOCKED, message, {"limit": limit})
+    for cell in book.cells:
+        cell.granted_index = index
     limits.spend(state, run)
     _close_ranges(state, run)
     lease = Lease(
-        token=state.index,
+        token=index,
         attempt=run.attempt_count + 1,
-        worker_id=command.worker_id,
-        instance_id=command.instance_id,
+        worker_id=grant.worker_id,
+        instance_id=grant.instance_id,
         grant_time_ms=state.time_ms,
         duration_ms=state.spec_of(run).lease_duration_ms,
     )
-    run = leases.grant(run, lease, index=state.index)
+    run = leases.grant(run, lease, index=index)
     state.put_run(run)
     return Applied(run)
 
 
 def _complete(state: State, command: Complete) -> Result:
+    if command.outcome is _SUCCEEDED:
+        return _succeed(state, command.run, command.token, command.result)
     run = state.runs.get(command.run)
     if run is None:
         return _no_run(command.run)
     if run.lease is None or run.lease.token != command.token:
-        return _answer_without_lease(state, run, command)
-    now_ms, index = state.time_ms, state.index
+        return _answer_without_lease(state, run, command.token, command.outcome)
     ended = leases.end_attempt(
         run,
         command.outcome,
-        now_ms=now_ms,
-        index=index,
+        now_ms=state.time_ms,
+        index=state.index,
         error_kind=command.error_kind,
         error_message=command.error_message,
     )
-    if command.outcome is AttemptOutcome.SUCCEEDED:
-        ended = replace(ended, result=command.result)
-        ended = leases.finish(ended, RunState.SUCCEEDED, now_ms=now_ms, index=index)
-    else:
-        ended = leases.after_failure(
-            state,
-            ended,
-            index=index,
-            retryable=command.retryable,
-            retry_after_ms=command.retry_after_ms,
-        )
+    ended = leases.after_failure(
+        state,
+        ended,
+        index=state.index,
+        retryable=command.retryable,
+        retry_after_ms=command.retry_after_ms,
+    )
     _settle_run(state, ended)
     return Applied(ended)
 
 
-def _answer_without_lease(state: State, run: Run, command: Complete) -> Result:
+def _succeed_all(state: State, group: Successes) -> list[Result]:
+    results = group.results or [b""] * len(group.runs)
+    return [
+        _succeed(state, name, token, result)
+        for name, token, result in zip(group.runs, group.tokens, results, strict=True)
+    ]
+
+
+def _succeed(state: State, name: str, token: int, result: bytes) -> Result:
+    run = state.runs.get(name)
+    if run is None:
+        return _no_run(name)
+    if run.lease is None or run.lease.token != token:
+        return _answer_without_lease(state, run, token, _SUCCEEDED)
+    ended = leases.succeed(run, result, now_ms=state.time_ms, index=state.index)
+    _settle_run(state, ended)
+    return Applied(ended)
+
+
+def _answer_without_lease(state: State, run: Run, token: int, outcome: AttemptOutcome) -> Result:
     """The same report twice is acknowledged; any other report without the live lease is refused."""
     for attempt in reversed(run.attempts):
-        if attempt.token == command.token and attempt.outcome is command.outcome:
+        if attempt.token == token and attempt.outcome is outcome:
             return Applied(run, repeated=True)
-    state.put_run(leases.refuse(run, token=command.token, now_ms=state.time_ms, index=state.index))
+    state.put_run(leases.refuse(run, token=token, now_ms=state.time_ms, index=state.index))
     return _fenced(run)
 
 
@@ -787,20 +830,22 @@ def _settle_run(state: State, run: Run) -> None:
 
 
 def _retain(state: State, job: str) -> None:
-    """Drops finished runs that any bound has passed; of one job's, failed ones go last."""
-    bounds = state.limits
-    mine = state.finished_by_job.get(job, {})
-    while len(mine) > bounds.runs_per_job:
-        good = (name for name in mine if state.runs[name].state is not RunState.FAILED)
-        state.drop_run(next(good, next(iter(mine))))
-        mine = state.finished_by_job.get(job, {})
+    """Drops finished runs of a job beyond their number; failed ones go last."""
+    book, most = state.books[job], state.limits.runs_per_job
+    while len(book.done) + len(book.failed) > most:
+        state.drop_run(next(iter(book.done or book.failed)))
+
+
+def _retain_all(state: State) -> None:
+    """Drops the runs that ended first, while there are too many or they are too old."""
+    finished, bounds = state.finished, state.limits
     oldest_ms = state.time_ms - bounds.run_retention_ms
-    while state.finished:
-        first = next(iter(state.finished))
-        ended_ms = state.runs[first].end_time_ms or 0
-        if len(state.finished) <= bounds.finished_runs and ended_ms >= oldest_ms:
-            break
-        state.drop_run(first)
+    while finished:
+        for name in finished.oldest():
+            ended_ms = state.runs[name].end_time_ms or 0
+            if len(finished) <= bounds.finished_runs and ended_ms >= oldest_ms:
+                return
+            state.drop_run(name)
 
 
 def _drop_if_gone(state: State, name: str) -> None:
@@ -918,11 +963,15 @@ def _remember(state: State, key: RequestKey, subject: str) -> None:
         state.remember(key.id, Request(key.digest, subject, state.index, state.time_ms))
 
 
-def _stale_plan(job: Job, command: UpdateJob | PauseJob | ResumeJob | Fire) -> Rejected | None:
+def _stale_plan(job: Job, command: UpdateJob | PauseJob | ResumeJob) -> Rejected | None:
     """Refuses a plan that was made for another state of the job than the present one."""
     named = (command.uid, command.version, command.mark_time_ms)
     if named == (job.uid, job.version, job.mark_time_ms):
         return None
+    return _stale(job)
+
+
+def _stale(job: Job) -> Rejected:
     return Rejected(Reason.STALE_PLAN, f"job {job.name} changed meanwhile", _etag(job))
 
 
@@ -991,6 +1040,7 @@ _HANDLERS: dict[type[Command], Callable[[State, Any], Result]] = {
     TriggerJob: _trigger_job,
     Fire: _fire,
     CancelRuns: _cancel_runs,
+    Grant: _grant,
     Complete: _complete,
     Release: _release,
     Expire: _expire,
@@ -1006,4 +1056,10 @@ _HANDLERS: dict[type[Command], Callable[[State, Any], Result]] = {
     UseSchema: _use_schema,
     BeginIncarnation: _begin_incarnation,
     ApplyJobs: _apply_jobs,
+}
+
+_GROUP_HANDLERS: dict[type[Group], Callable[[State, Any], list[Result]]] = {
+    Fires: _fire_all,
+    Grants: _grant_all,
+    Successes: _succeed_all,
 }

@@ -9,6 +9,7 @@ default, and none is ever removed or reordered.
 from __future__ import annotations
 
 import enum
+import functools
 from datetime import UTC, datetime
 
 import msgspec
@@ -366,6 +367,7 @@ def namespace_of(name: str) -> str:
     return name.partition("/")[0]
 
 
+@functools.lru_cache(maxsize=10_000)
 def utc_name(time_ms: int) -> str:
     """Gives a whole-second instant its name in run ids: 20261129T070000Z."""
     return datetime.fromtimestamp(time_ms // SECOND_MS, UTC).strftime("%Y%m%dT%H%M%SZ")

@@ -33,14 +33,14 @@ class Reason(enum.StrEnum):
     DEADLINE_PASSED = "DEADLINE_PASSED"  # the run never started, and must not any more
 
 
-class Applied(msgspec.Struct, frozen=True):
+class Applied(msgspec.Struct, frozen=True, gc=False):
     """The command counted. `repeated`: it had counted before, and this is its answer once more."""
 
     value: object = None
     repeated: bool = False
 
 
-class Rejected(msgspec.Struct, frozen=True):
+class Rejected(msgspec.Struct, frozen=True, gc=False):
     """Nothing was changed."""
 
     reason: Reason

@@ -8,7 +8,7 @@ Dicts that stand for ordered sets map to None, since a set's order differs from 
 from __future__ import annotations
 
 import heapq
-from bisect import bisect_left
+from bisect import bisect_right
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from itertools import islice
@@ -16,16 +16,18 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from tocsin_node.core.book import Book, Cell, Finished, OrderedSet
 from tocsin_node.core.command import SCHEMA
+from tocsin_node.core.due import Due
+from tocsin_node.core.ledger import Ledger
 from tocsin_node.core.model import (
-    ACTIVE_STATES,
     FINAL_STATES,
-    SECOND_MS,
     Fence,
     Gate,
     Job,
     JobSpec,
     Limits,
+    Outcome,
     Overlap,
     Range,
     Record,
@@ -40,103 +42,43 @@ from tocsin_node.core.model import (
     namespace_of,
 )
 
-SNAPSHOT_VERSION = 2
+SNAPSHOT_VERSION = 3
 CHUNK_BYTES = 1024 * 1024  # a chunk with more is split, unless it is a single row
 CHUNK_ROWS = 500  # of the order of 100 KB, and of a fifth of a millisecond to encode
-SPANS_MAX = 100  # past versions of one job whose nominal times can still be recomputed
+RECENT_MAX = 100_000  # changes of runs that are kept by log index, about
 TERMS_MAX = 1_000  # terms whose first entry is known
 
-OrderedSet = dict[str, None]
 _K = TypeVar("_K", bound=Hashable)
+_D = TypeVar("_D")
+
+# Looking up a member of an enumeration costs more than what is done with it.
+_ALLOW = Overlap.ALLOW
+_PENDING, _LEASED, _RETRY_WAIT = RunState.PENDING, RunState.LEASED, RunState.RETRY_WAIT
+_FAILED = RunState.FAILED
 
 
-class Ledger:
-    """What became of each nominal time of one job, as merged ranges, oldest first."""
+class Ledgers(dict[str, Ledger]):
+    """Ledgers by job name; of a job that has decided nothing, one that is not kept."""
 
-    __slots__ = ("epoch", "floor_ms", "ranges", "spans")
+    def __init__(self, jobs: dict[str, Job]) -> None:
+        super().__init__()
+        self._jobs = jobs
 
-    def __init__(
-        self,
-        floor_ms: int,
-        ranges: Iterable[Range] = (),
-        spans: tuple[Span, ...] = (),
-        *,
-        epoch: int = 0,
-    ) -> None:
-        self.floor_ms = floor_ms  # it knows every nominal time after this one
-        self.ranges = deque(ranges)
-        self.spans = spans  # of past versions, oldest first, each beginning where the last ended
-        self.epoch = epoch  # captures taken before it was made; they may hold an older one for good
+    def __missing__(self, name: str) -> Ledger:
+        return Ledger(self._jobs[name].anchor_time_ms)
 
-    def __eq__(self, other: object) -> bool:
-        return (
-            isinstance(other, Ledger)
-            and self.floor_ms == other.floor_ms
-            and self.ranges == other.ranges
-            and self.spans == other.spans
-        )
 
-    __hash__ = None  # type: ignore[assignment]  # mutable
+class _ByJob:
+    """An ordered set of each job's book, for those who read it by the job's name."""
 
-    def add(self, new: Range) -> Range | None:
-        """Adds a range behind all others.
+    __slots__ = ("_books", "_field")
 
-        Returns:
-            The range that it was merged into, and that is gone now; None when it stands alone.
-        """
-        last = self.ranges[-1] if self.ranges else None
-        if last is not None and _alike(last, new):
-            self.ranges[-1] = _merged(last, new)
-            return last
-        self.ranges.append(new)
-        return None
+    def __init__(self, books: dict[str, Book], field: str) -> None:
+        self._books, self._field = books, field
 
-    def rewrite(
-        self, run: str, from_ms: int, to_ms: int, change: Callable[[Range], Range]
-    ) -> list[Range]:
-        """Changes the ranges of one run within an interval, and merges what is alike then.
-
-        Returns:
-            The ranges that were merged into others, and that are gone now.
-        """
-        gone: list[Range] = []
-        at = bisect_left(self.ranges, from_ms, key=lambda kept: kept.to_ms)
-        while at < len(self.ranges) and self.ranges[at].from_ms <= to_ms:
-            if self.ranges[at].run == run:
-                self.ranges[at] = change(self.ranges[at])
-            if not self._merge_left(at, gone):
-                at += 1
-        self._merge_left(at, gone)
-        return gone
-
-    def _merge_left(self, at: int, gone: list[Range]) -> bool:
-        if not 0 < at < len(self.ranges) or not _alike(self.ranges[at - 1], self.ranges[at]):
-            return False
-        left, right = self.ranges[at - 1], self.ranges[at]
-        self.ranges[at - 1] = _merged(left, right)
-        del self.ranges[at]
-        gone.append(right)
-        return True
-
-    def forget(self, before_ms: int, index: int) -> list[Range]:
-        """Drops ranges that ended before an instant, raises the floor; returns what it dropped.
-
-        Args:
-            index: of the entry that is being applied; what it decides itself is kept, however old.
-        """
-        dropped = []
-        while self.ranges and self.ranges[0].to_ms < before_ms and self.ranges[0].index != index:
-            dropped.append(self.ranges.popleft())
-            self.floor_ms = dropped[-1].to_ms
-        return dropped
-
-    def forget_spans(self) -> tuple[Span, ...]:
-        """Drops the spans below the floor, and the oldest of too many; returns what it dropped."""
-        first = max(0, len(self.spans) - SPANS_MAX)
-        while first < len(self.spans) and self.spans[first].until_ms <= self.floor_ms:
-            first += 1
-        dropped, self.spans = self.spans[:first], self.spans[first:]
-        return dropped
+    def get(self, job: str, default: _D) -> OrderedSet | _D:
+        book = self._books.get(job)
+        return default if book is None else getattr(book, self._field)
 
 
 class State:
@@ -152,9 +94,10 @@ class State:
         self.time_ms = 0  # cluster time: the newest stamp
         self.limits = Limits()
         self.jobs: dict[str, Job] = {}
-        self.runs: dict[str, Run] = {}
-        self.versions: dict[tuple[str, int], JobSpec] = {}  # by job name and version
-        self.ledger: dict[str, Ledger] = {}  # by job name
+        self.runs: dict[str, Run] = {}  # in order of creation
+        # By job name and version: past ones that something refers to. A present one is the job's.
+        self.versions: dict[tuple[str, int], JobSpec] = {}
+        self.ledger = Ledgers(self.jobs)  # by job name
         self.requests: dict[str, Request] = {}  # oldest first
         self.request_floor_ms = 0  # every request accepted after it is known
         self.fences: dict[str, Fence] = {}  # by resource
@@ -163,32 +106,33 @@ class State:
         self.changed_gates: dict[Scope, None] = {}
         self.changed_runs: OrderedSet = {}  # by the entry that is being applied
         self.changed_jobs: OrderedSet = {}
-        self._reset_indexes()
-
-    def _reset_indexes(self) -> None:
+        # -- indexes
         self.jobs_by_namespace: Counter[str] = Counter()
-        self.runs_by_job: dict[str, OrderedSet] = {}  # in order of creation
-        self.active: dict[str, OrderedSet] = {}  # LEASED or RETRY_WAIT, by job
-        self.excluding: dict[str, OrderedSet] = {}  # of these, what allows no other
-        self.pending: dict[str, OrderedSet] = {}  # by job, in order of creation
+        self.books: dict[str, Book] = {}  # by job, of those that have runs
+        self.runs_by_job = _ByJob(self.books, "runs")
+        self.active = _ByJob(self.books, "active")
+        self.excluding = _ByJob(self.books, "excluding")
+        self.pending = _ByJob(self.books, "pending")
         self.waiting: OrderedSet = {}  # PENDING or RETRY_WAIT
         self.leases: dict[str, int] = {}  # fencing token of each live lease, by run
-        self.held: dict[Scope, int] = {}  # how many live leases each scope has
+        self.finished = Finished()
         self.key_limits: dict[Scope, Counter[int]] = {}  # what applies to each concurrency key
-        self._strays: dict[str, tuple[Scope, int]] = {}  # held runs whose job has left their key
-        self.recent: OrderedSet = {}  # all runs, the one that changed last at the end
-        self.finished: OrderedSet = {}  # in order of their end
-        self.finished_by_job: dict[str, OrderedSet] = {}
-        self.failed: dict[str, OrderedSet] = {}  # of these the dead letters
+        self.failed: dict[str, OrderedSet] = {}  # dead letters, by job, of those that have any
         self.failed_count = 0
         self.alerted: OrderedSet = {}  # jobs that show an alert
-        self.version_uses: Counter[tuple[str, int]] = Counter()
         self.dependants: dict[str, OrderedSet] = {}  # jobs that run after one, by its name
+        self._cells: dict[Scope, Cell] = {}  # but those of jobs
+        self._strays: dict[str, tuple[Scope, int]] = {}  # held runs whose job has left their key
+        self._request_ids: deque[str] = deque()  # oldest first
+        # Log indexes and the runs that each changed, oldest first, from after `_recent_floor` on.
+        self._recent: list[tuple[int, tuple[str, ...]]] = []
+        self._recent_count = 0
+        self._recent_floor = 0
+        self._version_uses: Counter[tuple[str, int]] = Counter()  # of past versions
         self._watched: dict[str, int] = {}  # by job, its place in the heap of alerts
         self._alerts: list[tuple[int, str]] = []  # heap; may hold places that jobs have left
         self._fence_ends: list[tuple[int, str]] = []  # heap; may hold ends that were put off
-        self._due: dict[int, OrderedSet] = {}  # jobs by the second they are due in
-        self._due_seconds: list[int] = []  # heap of the keys of _due, and of emptied ones
+        self._due = Due(self.jobs)
 
     # -- questions ---------------------------------------------------------------------------------
 
@@ -199,45 +143,97 @@ class State:
 
     def spec_of(self, run: Run) -> JobSpec:
         """The definition that a run executes, as it was when the run was made."""
-        return self.versions[run.job, run.version]
+        book = self.books.get(run.job)
+        if book is not None and book.version == run.version and book.spec is not None:
+            return book.spec
+        return self.definition(run.job, run.version)
+
+    def definition(self, name: str, version: int) -> JobSpec:
+        """A version of a job's definition, the present one or one that something refers to."""
+        job = self.jobs.get(name)
+        if job is not None and job.version == version:
+            return job.spec
+        return self.versions[name, version]
+
+    def book_of(self, run: Run) -> Book:
+        """The book of a run's job, turned to the version that the run executes."""
+        book = self.books[run.job]
+        if book.version != run.version:
+            self._turn(book, run.job, run.version)
+        return book
+
+    def _turn(self, book: Book, name: str, version: int) -> None:
+        spec = self.definition(name, version)
+        queue, namespace = (ScopeKind.QUEUE, spec.queue), (ScopeKind.NAMESPACE, namespace_of(name))
+        shared: tuple[Scope, ...] = (queue, namespace)
+        key = _key_scope(name, spec)
+        self._let_go(book)
+        book.version, book.spec = version, spec
+        book.excludes = spec.overlap is not _ALLOW
+        book.scopes = (*shared, book.cell.scope) if key is None else (*shared, book.cell.scope, key)
+        book.cells = tuple(self._cell(scope, book) for scope in book.scopes)
+
+    def _cell(self, scope: Scope, book: Book) -> Cell:
+        if scope is book.cell.scope:
+            return book.cell
+        cell = self._cells.get(scope)
+        if cell is None:
+            cell = self._cells[scope] = Cell(scope)
+        cell.book_count += 1
+        return cell
+
+    def _let_go(self, book: Book) -> None:
+        """A book turns to other cells, or goes. While a run is held its book may turn back."""
+        for cell in book.cells:
+            if cell is not book.cell:
+                cell.book_count -= 1
+                if not cell.book_count and not cell.held:
+                    del self._cells[cell.scope]
+        book.cells = ()
 
     def scopes_of(self, run: Run) -> tuple[Scope, ...]:
         """What a run is counted in while it is held: the same from its making to its end."""
-        spec, namespace = self.spec_of(run), namespace_of(run.job)
-        scopes = (
-            (ScopeKind.QUEUE, spec.queue),
-            (ScopeKind.NAMESPACE, namespace),
-            (ScopeKind.JOB, run.job),
-        )
-        key = _key_scope(run.job, spec)
-        return scopes if key is None else (*scopes, key)
+        return self.book_of(run).scopes
+
+    def held_in(self, scope: Scope) -> int:
+        """How many live leases a scope has."""
+        if scope[0] is ScopeKind.JOB:
+            book = self.books.get(scope[1])
+            return 0 if book is None else book.cell.held
+        cell = self._cells.get(scope)
+        return 0 if cell is None else cell.held
+
+    def held(self) -> dict[Scope, int]:
+        """How many live leases each scope has that has any."""
+        cells = [*self._cells.values(), *(book.cell for book in self.books.values())]
+        return {cell.scope: cell.held for cell in cells if cell.held}
 
     def next_due_ms(self) -> int | None:
         """Start of the first second in which a job is due (UTC milliseconds); None: never."""
-        while self._due_seconds and self._due_seconds[0] not in self._due:
-            heapq.heappop(self._due_seconds)
-        return self._due_seconds[0] * SECOND_MS if self._due_seconds else None
+        return self._due.next_ms()
 
     def due_jobs(self, now_ms: int, limit: int) -> list[Job]:
         """At most `limit` jobs that are due at an instant, those that are due longest first."""
-        found: list[Job] = []
-        looked_at: list[int] = []
-        while self._due_seconds and self._due_seconds[0] * SECOND_MS <= now_ms:
-            if len(found) >= limit:
-                break
-            second = heapq.heappop(self._due_seconds)
-            if second not in self._due or (looked_at and looked_at[-1] == second):
-                continue  # emptied, or pushed again after having been emptied
-            looked_at.append(second)
-            for name in self._due[second]:
-                job = self.jobs[name]
-                if job.due_time_ms is not None and job.due_time_ms <= now_ms:
-                    found.append(job)
-                    if len(found) >= limit:
-                        break
-        for second in looked_at:
-            heapq.heappush(self._due_seconds, second)
-        return found
+        return self._due.jobs(now_ms, limit)
+
+    def changed_after(self, revision: int, most: int) -> list[str] | None:
+        """Names of runs whose last change came after a log index, oldest change first.
+
+        At least `most` if there are as many, and all of the last one's log index; None if the
+        changes from there on are not known any more.
+        """
+        if revision < self._recent_floor:
+            return None
+        names: list[str] = []
+        at = bisect_right(self._recent, revision, key=lambda entry: entry[0])
+        while at < len(self._recent) and len(names) < most:
+            index, changed = self._recent[at]
+            for name in changed:
+                run = self.runs.get(name)
+                if run is not None and run.revision == index:
+                    names.append(name)
+            at += 1
+        return names
 
     def fence(self, resource: str) -> Fence | None:
         """The fence of a resource, unless it is to be forgotten by now."""
@@ -270,29 +266,60 @@ class State:
 
     # -- changes, for machine.py alone -------------------------------------------------------------
 
+    def begin_entry(self, index: int, stamp_ms: int) -> None:
+        self.index = index
+        self.time_ms = max(self.time_ms, stamp_ms)
+        self.changed_runs, self.changed_jobs, self.changed_gates = {}, {}, {}
+
+    def end_entry(self) -> None:
+        """Notes what the entry has changed, for those who ask by log index."""
+        if not self.changed_runs:
+            return
+        self._recent.append((self.index, tuple(self.changed_runs)))
+        self._recent_count += len(self.changed_runs)
+        if self._recent_count > 2 * RECENT_MAX:
+            gone = 0
+            while self._recent_count > RECENT_MAX:
+                self._recent_floor, names = self._recent[gone]
+                self._recent_count -= len(names)
+                gone += 1
+            del self._recent[:gone]
+
     def begin_term(self, term: Term) -> None:
         self.term = term.term
         self.terms.append(term)
 
     def put_job(self, job: Job) -> None:
         before = self.jobs.get(job.name)
-        if before is not None:
-            self._unindex_due(before)
-            self._unindex_key(before)
-        if before is None or before.version != job.version:
-            self.versions[job.name, job.version] = job.spec
-            self._use_version((job.name, job.version), +1)
-            if before is not None:
-                self._use_version((job.name, before.version), -1)
         if before is None:
             self.jobs_by_namespace[namespace_of(job.name)] += 1
-        if before is None or before.spec is not job.spec or job.deleted:
-            self._index_after(before, job)
-        self.jobs[job.name] = job
-        self._index_due(job)
-        self._index_key(job)
+            self.jobs[job.name] = job
+            self._index_after(None, job)
+            self._due.add(job)
+            self._index_key(job)
+        else:
+            changed = before.spec is not job.spec or before.deleted != job.deleted
+            moved = before.due_time_ms != job.due_time_ms or before.paused != job.paused
+            if changed:
+                self._unindex_key(before)
+                self._index_after(before, job)
+            if changed or moved:
+                self._due.leave(before)
+            if before.version != job.version:
+                self._keep_version(before)
+            self.jobs[job.name] = job
+            if changed or moved:
+                self._due.add(job)
+            if changed:
+                self._index_key(job)
         if job.watch is not None or (before is not None and before.watch is not None):
             self._index_watch(job)
+        self.changed_jobs[job.name] = None
+
+    def move_on(self, job: Job) -> None:
+        """Stores a job that differs in its mark and its plan alone, after a fire."""
+        self.jobs[job.name] = job
+        self._due.add(job)
         self.changed_jobs[job.name] = None
 
     def end_version(self, job: Job) -> None:
@@ -300,12 +327,11 @@ class State:
         span = Span(job.version, job.version_mark_time_ms, job.mark_time_ms)
         ledger = self._own_ledger(job.name)
         ledger.spans = (*ledger.spans, span)
-        self._use_version((job.name, span.version), +1)
-        self._forget_spans(job.name, ledger)
+        self._forget_spans(job, ledger)
 
-    def _forget_spans(self, name: str, ledger: Ledger) -> None:
+    def _forget_spans(self, job: Job, ledger: Ledger) -> None:
         for gone in ledger.forget_spans():
-            self._use_version((name, gone.version), -1)
+            self._leave_version(job, gone.version)
 
     def drop_job(self, name: str) -> None:
         """Removes a job with its runs and its ledger."""
@@ -315,37 +341,39 @@ class State:
         self.alerted.pop(name, None)
         self._index_after(job, None)
         self.jobs_by_namespace[namespace_of(name)] -= 1
-        self._unindex_due(job)
+        self._due.leave(job)
         self._unindex_key(job)
-        self._use_version((name, job.version), -1)
         ledger = self.ledger.pop(name, None)
         if ledger is not None:
-            for version in [each.version for each in ledger.ranges]:
-                self._use_version((name, version), -1)
-            for version in [each.version for each in ledger.spans]:
-                self._use_version((name, version), -1)
+            for version in ledger.versions():
+                self._leave_version(job, version)
         self.changed_jobs[name] = None
 
     def put_run(self, run: Run) -> None:
-        before = self.runs.get(run.name)
-        self.runs[run.name] = run
+        name = run.name
+        before = self.runs.get(name)
+        self.runs[name] = run
+        self.changed_runs[name] = None
         if before is None:
-            self._use_version((run.job, run.version), +1)
-            self.runs_by_job.setdefault(run.job, {})[run.name] = None
-            self._index_run_state(run)
+            book = self.books.get(run.job)
+            if book is None:
+                book = self.books[run.job] = Book(Cell((ScopeKind.JOB, run.job)))
+            book.runs[name] = None
+            self._index_run(run)
         elif before.state is not run.state or before.lease is not run.lease:
-            self._unindex_run_state(before)
-            self._index_run_state(run)
-        self.recent.pop(run.name, None)
-        self.recent[run.name] = None
-        self.changed_runs[run.name] = None
+            self._unindex_run(before)
+            self._index_run(run)
 
     def drop_run(self, name: str) -> None:
-        run = self.runs.pop(name)
-        self._unindex_run_state(run)
-        _discard(self.runs_by_job, run.job, name)
-        self.recent.pop(name, None)
-        self._use_version((run.job, run.version), -1)
+        run = self.runs[name]
+        self._unindex_run(run)
+        del self.runs[name]
+        book = self.books[run.job]
+        del book.runs[name]
+        if not book.runs:
+            self._let_go(book)
+            del self.books[run.job]
+        self._leave_version(self.jobs[run.job], run.version)
         self.changed_runs[name] = None
 
     def put_gate(self, gate: Gate) -> None:
@@ -360,43 +388,66 @@ class State:
         """Notes the level of a gate's bucket; its settings are as they were."""
         self.gates[scope] = gate
 
-    def record(self, job: Job, new: Range) -> None:
+    def begin_ledger(self, name: str, floor_ms: int) -> None:
+        """Begins the ledger of a job that decides times before its creation."""
+        self.ledger[name] = Ledger(floor_ms, epoch=self.captures)
+
+    def record(
+        self,
+        job: Job,
+        from_ms: int,
+        to_ms: int,
+        count: int,
+        outcome: Outcome,
+        *,
+        run: str = "",
+        reason: str = "",
+    ) -> None:
         """Writes into a job's ledger, and forgets there what the audit window has left behind."""
         ledger = self._own_ledger(job.name)
-        if ledger.add(new) is None:
-            self._use_version((job.name, new.version), +1)
+        ledger.add(
+            from_ms,
+            to_ms,
+            count,
+            outcome,
+            run=run,
+            reason=reason,
+            version=job.version,
+            index=self.index,
+        )
+        if not ledger.older:
+            return  # what the entry decides itself is kept
         dropped = ledger.forget(self.time_ms - self.limits.ledger_window_ms, self.index)
         for gone in dropped:
-            self._use_version((job.name, gone.version), -1)
+            self._leave_version(job, gone.version)
         if dropped and ledger.spans:
-            self._forget_spans(job.name, ledger)
+            self._forget_spans(job, ledger)
 
     def rewrite_ranges(
         self, job: str, run: str, from_ms: int, to_ms: int, change: Callable[[Range], Range]
     ) -> None:
         """Changes what a job's ledger says within an interval of the occurrences of one run."""
         for gone in self._own_ledger(job).rewrite(run, from_ms, to_ms, change):
-            self._use_version((job, gone.version), -1)
+            self._leave_version(self.jobs[job], gone.version)
 
-    def _own_ledger(self, job: str) -> Ledger:
+    def _own_ledger(self, name: str) -> Ledger:
         """A job's ledger to write into: a capture that may still be read from keeps the old one."""
-        ledger = self.ledger[job]
-        if ledger.epoch != self.captures:
-            ledger = Ledger(ledger.floor_ms, ledger.ranges, ledger.spans, epoch=self.captures)
-            self.ledger[job] = ledger
+        ledger = self.ledger[name]
+        if ledger.epoch != self.captures or name not in self.ledger:
+            ledger = self.ledger[name] = ledger.copy(self.captures)
         return ledger
 
     def remember(self, request_id: str, request: Request) -> None:
         """Keeps a request's answer, and forgets those that are too old or too many."""
         self.requests[request_id] = request
+        self._request_ids.append(request_id)
         oldest_ms = self.time_ms - self.limits.request_retention_ms
-        while self.requests:
-            first = next(iter(self.requests))
-            if len(self.requests) <= self.limits.request_ids and (
-                self.requests[first].time_ms >= oldest_ms
-            ):
+        while self._request_ids:
+            first = self.requests[self._request_ids[0]]
+            if len(self.requests) <= self.limits.request_ids and first.time_ms >= oldest_ms:
                 break
-            self.request_floor_ms = max(self.request_floor_ms, self.requests.pop(first).time_ms)
+            del self.requests[self._request_ids.popleft()]
+            self.request_floor_ms = max(self.request_floor_ms, first.time_ms)
 
     def put_fence(self, fence: Fence) -> None:
         self.fences[fence.resource] = fence
@@ -411,19 +462,6 @@ class State:
                 del self.fences[resource]
 
     # -- indexes -----------------------------------------------------------------------------------
-
-    def _index_due(self, job: Job) -> None:
-        if job.due_time_ms is None or job.paused or job.deleted:
-            return
-        second = job.due_time_ms // SECOND_MS
-        if second not in self._due:
-            self._due[second] = {}
-            heapq.heappush(self._due_seconds, second)
-        self._due[second][job.name] = None
-
-    def _unindex_due(self, job: Job) -> None:
-        if job.due_time_ms is not None:
-            _discard(self._due, job.due_time_ms // SECOND_MS, job.name)
 
     def _index_key(self, job: Job) -> None:
         """A key's limit is what definitions say that name it, and held runs whose job has moved."""
@@ -480,50 +518,84 @@ class State:
             for after in job.spec.after:
                 self.dependants.setdefault(after.job, {})[job.name] = None
 
-    def _use_version(self, key: tuple[str, int], step: int) -> None:
-        """A version lives as long as its job, a run or a ledger range refers to it."""
-        self.version_uses[key] += step
-        if not self.version_uses[key]:
-            del self.version_uses[key]
-            self.versions.pop(key, None)
+    def _keep_version(self, job: Job) -> None:
+        """A version that is over lives as long as a run or the ledger refers to it."""
+        runs, kept = self.runs, self.ledger.get(job.name)
+        uses = sum(runs[name].version == job.version for name in self.runs_by_job.get(job.name, ()))
+        if kept is not None:
+            uses += kept.versions().count(job.version)
+        if uses:
+            self.versions[job.name, job.version] = job.spec
+            self._version_uses[job.name, job.version] = uses
 
-    def _index_run_state(self, run: Run) -> None:
-        if run.state in ACTIVE_STATES:
-            self.active.setdefault(run.job, {})[run.name] = None
-            if self.spec_of(run).overlap is not Overlap.ALLOW:
-                self.excluding.setdefault(run.job, {})[run.name] = None
-        if run.state is RunState.PENDING:
-            self.pending.setdefault(run.job, {})[run.name] = None
-        if run.state in (RunState.PENDING, RunState.RETRY_WAIT):
-            self.waiting[run.name] = None
-        if run.lease is not None:
-            self.leases[run.name] = run.lease.token
-            for scope in self.scopes_of(run):
-                self.held[scope] = self.held.get(scope, 0) + 1
-            self._index_stray(run)
-        if run.state in FINAL_STATES:
-            self.finished[run.name] = None
-            self.finished_by_job.setdefault(run.job, {})[run.name] = None
-            if run.state is RunState.FAILED:
-                self.failed.setdefault(run.job, {})[run.name] = None
-                self.failed_count += 1
+    def _leave_version(self, job: Job, version: int) -> None:
+        """One use of a version is over. The present one is the job's, however many it has."""
+        if version == job.version:
+            return
+        key = (job.name, version)
+        self._version_uses[key] -= 1
+        if not self._version_uses[key]:
+            del self._version_uses[key]
+            del self.versions[key]
 
-    def _unindex_run_state(self, run: Run) -> None:
-        _discard(self.active, run.job, run.name)
-        _discard(self.excluding, run.job, run.name)
-        _discard(self.pending, run.job, run.name)
-        _discard(self.finished_by_job, run.job, run.name)
-        self.waiting.pop(run.name, None)
-        if self.leases.pop(run.name, None) is not None:
-            for scope in self.scopes_of(run):
-                self.held[scope] -= 1
-                if not self.held[scope]:
-                    del self.held[scope]
-            self._unindex_stray(run.name)
-        self.finished.pop(run.name, None)
-        if run.state is RunState.FAILED:
-            _discard(self.failed, run.job, run.name)
+    def _index_run(self, run: Run) -> None:
+        name, state, book = run.name, run.state, self.book_of(run)
+        if state is _PENDING:
+            book.pending[name] = None
+            if run.nominal_time_ms is not None and not run.last_token:
+                book.scheduled[name] = None
+                if run.hand_retry_count:
+                    book.shuffled = True
+            self.waiting[name] = None
+            return
+        if state is _LEASED or state is _RETRY_WAIT:
+            book.active[name] = None
+            if book.excludes:
+                book.excluding[name] = None
+            if state is _RETRY_WAIT:
+                self.waiting[name] = None
+            elif run.lease is not None:
+                self.leases[name] = run.lease.token
+                for cell in book.cells:
+                    cell.held += 1
+                if len(book.cells) > 3:
+                    self._index_stray(run)
+            return
+        self.finished.add(run)
+        if state is not _FAILED:
+            book.done[name] = None
+            return
+        book.failed[name] = None
+        self.failed[run.job] = book.failed
+        self.failed_count += 1
+
+    def _unindex_run(self, run: Run) -> None:
+        name, state, book = run.name, run.state, self.book_of(run)
+        if state is _PENDING:
+            del book.pending[name], self.waiting[name]
+            book.scheduled.pop(name, None)
+            if not book.scheduled:
+                book.shuffled = False
+        elif state is _LEASED or state is _RETRY_WAIT:
+            del book.active[name]
+            book.excluding.pop(name, None)
+            if state is _RETRY_WAIT:
+                del self.waiting[name]
+            else:
+                del self.leases[name]
+                for cell in book.cells:
+                    cell.held -= 1
+                if len(book.cells) > 3:
+                    self._unindex_stray(name)
+        else:
+            self.finished.drop(run)
+            if state is not _FAILED:
+                del book.done[name]
+                return
+            del book.failed[name]
             self.failed_count -= 1
+            if not book.failed:
+                del self.failed[run.job]
 
 
 class Captured:
@@ -551,8 +623,7 @@ class Captured:
         self._versions = state.versions.copy()
         self._ledger = state.ledger.copy()
         self._runs = state.runs.copy()
-        self._recent = list(state.recent)
-        self._finished = list(state.finished)
+        self._finished = list(state.finished.pieces())
         self._requests = state.requests.copy()
         self._terms = list(state.terms)
         self._fences = state.fences.copy()
@@ -565,24 +636,18 @@ class Captured:
         sorted, and no step holds the interpreter for longer than it takes to encode a piece.
         """
         yield msgspec.msgpack.encode(self._head)
-        current = {(job.name, job.version) for job in self._jobs.values()}
         sections: list[tuple[str, Iterable[object]]] = [
             ("jobs", self._jobs.values()),
-            (
-                "versions",
-                # Those that are a job's current one are in the job already.
-                ((*key, None if key in current else spec) for key, spec in self._versions.items()),
-            ),
+            ("versions", ((*key, spec) for key, spec in self._versions.items())),
             (
                 "ledger",
                 (
-                    (name, kept.floor_ms, list(kept.ranges), kept.spans)
+                    (name, kept.floor_ms, kept.ranges, kept.spans)
                     for name, kept in self._ledger.items()
                 ),
             ),
             ("runs", self._runs.values()),
-            ("recent", self._recent),
-            ("finished", self._finished),
+            ("finished", (name for piece in self._finished for name in piece)),
             ("requests", self._requests.items()),
             ("terms", self._terms),
             ("fences", self._fences.values()),
@@ -655,6 +720,7 @@ def restore_chunks(chunks: Iterable[bytes]) -> State:
     for chunk in remaining:
         section = decode_section(chunk)
         if section.name == "end":
+            state._recent_floor = state.index
             return state
         if section.name not in _LOADERS:
             raise msgspec.DecodeError(f"a snapshot's section {section.name!r} is not known here")
@@ -704,44 +770,50 @@ def _split(data: bytes) -> Iterator[bytes]:
 def _load_job(state: State, job: Job) -> None:
     state.jobs[job.name] = job
     state.jobs_by_namespace[namespace_of(job.name)] += 1
-    state._use_version((job.name, job.version), +1)
-    state._index_due(job)
-    state._index_key(job)
-    state._index_after(None, job)
-    state._index_watch(job)
+    state._due.add(job)
+    if job.spec.concurrency_key:
+        state._index_key(job)
+    if job.spec.after:
+        state._index_after(None, job)
+    if job.watch is not None:
+        state._index_watch(job)
 
 
-def _load_version(state: State, row: tuple[str, int, JobSpec | None]) -> None:
+def _load_version(state: State, row: tuple[str, int, JobSpec]) -> None:
     name, version, spec = row
-    state.versions[name, version] = state.jobs[name].spec if spec is None else spec
+    state.versions[name, version] = spec
 
 
 def _load_ledger(state: State, row: tuple[str, int, list[Range], tuple[Span, ...]]) -> None:
     name, floor_ms, ranges, spans = row
-    state.ledger[name] = Ledger(floor_ms, ranges, spans)
-    for version in [each.version for each in ranges] + [each.version for each in spans]:
-        state._use_version((name, version), +1)
+    ledger = state.ledger[name] = Ledger(floor_ms, spans)
+    ledger.fill(ranges)
+    present = state.jobs[name].version
+    for version in ledger.versions():
+        if version != present:
+            state._version_uses[name, version] += 1
 
 
 def _load_run(state: State, run: Run) -> None:
     state.runs[run.name] = run
-    state._use_version((run.job, run.version), +1)
-    state.runs_by_job.setdefault(run.job, {})[run.name] = None
+    book = state.books.get(run.job)
+    if book is None:
+        book = state.books[run.job] = Book(Cell((ScopeKind.JOB, run.job)))
+    book.runs[run.name] = None
+    if run.version != state.jobs[run.job].version:
+        state._version_uses[run.job, run.version] += 1
     if run.state not in FINAL_STATES:
-        state._index_run_state(run)
-
-
-def _load_recent(state: State, name: str) -> None:
-    state.recent[name] = None
+        state._index_run(run)
 
 
 def _load_finished(state: State, name: str) -> None:
-    state._index_run_state(state.runs[name])
+    state._index_run(state.runs[name])
 
 
 def _load_request(state: State, row: tuple[str, Request]) -> None:
     request_id, request = row
     state.requests[request_id] = request
+    state._request_ids.append(request_id)
 
 
 def _load_term(state: State, term: Term) -> None:
@@ -763,10 +835,9 @@ def _loader(row_type: Any, load: Callable[[State, Any], None]) -> _Loader:
 _Loader = tuple[Callable[[msgspec.Raw], list[Any]], Callable[[State, Any], None]]
 _LOADERS: dict[str, _Loader] = {
     "jobs": _loader(Job, _load_job),
-    "versions": _loader(tuple[str, int, JobSpec | None], _load_version),
+    "versions": _loader(tuple[str, int, JobSpec], _load_version),
     "ledger": _loader(tuple[str, int, list[Range], tuple[Span, ...]], _load_ledger),
     "runs": _loader(Run, _load_run),
-    "recent": _loader(str, _load_recent),
     "finished": _loader(str, _load_finished),
     "requests": _loader(tuple[str, Request], _load_request),
     "terms": _loader(Term, _load_term),
@@ -779,24 +850,6 @@ def _key_scope(job: str, spec: JobSpec) -> Scope | None:
     if not spec.concurrency_key:
         return None
     return ScopeKind.KEY, f"{namespace_of(job)}/{spec.concurrency_key}"
-
-
-def _alike(last: Range, new: Range) -> bool:
-    return (last.outcome, last.run, last.reason, last.version) == (
-        new.outcome,
-        new.run,
-        new.reason,
-        new.version,
-    )
-
-
-def _merged(left: Range, right: Range) -> Range:
-    return msgspec.structs.replace(
-        left,
-        to_ms=right.to_ms,
-        count=left.count + right.count,
-        index=max(left.index, right.index),
-    )
 
 
 def _discard(index: dict[_K, OrderedSet], key: _K, name: str) -> None:

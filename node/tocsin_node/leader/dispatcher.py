@@ -426,7 +426,7 @@ class Dispatcher:
             return job
         for scope in state.scopes_of(run)[2:]:
             most = limits.most_held(state, run, scope)
-            if most and state.held.get(scope, 0) + self._granting.get(scope, 0) >= most:
+            if most and state.held_in(scope) + self._granting.get(scope, 0) >= most:
                 return scope
         return None
 
@@ -437,7 +437,7 @@ class Dispatcher:
         if gate is None:
             return False
         granting = self._granting.get(scope, 0)
-        if gate.paused or (gate.max_held and state.held.get(scope, 0) + granting >= gate.max_held):
+        if gate.paused or (gate.max_held and state.held_in(scope) + granting >= gate.max_held):
             return True
         if not gate.rate_runs:
             return False
@@ -484,7 +484,7 @@ class Dispatcher:
                 if not rules.may_overlap(state, run):
                     room = 0
                 elif most:
-                    used = state.held.get(scope, 0) + self._granting.get(scope, 0)
+                    used = state.held_in(scope) + self._granting.get(scope, 0)
                     room = min(room, most - used)
                 room -= 1
             if not heap:

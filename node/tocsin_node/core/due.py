@@ -1,0 +1,135 @@
+"""Which jobs are due when: names in buckets of a second, for the leader's ticker.
+
+Owns the order in which due jobs are found. An index over the jobs, never replicated. A name stays
+where it was put when its job moves on, and is passed over when it comes up: so a fire costs one
+append, and a bucket of a million names eight bytes for each.
+"""
+
+from __future__ import annotations
+
+import heapq
+
+from tocsin_node.core.model import SECOND_MS, Job
+
+STALE_MIN = 64  # names that have left, below which a bucket is not gone through
+
+
+class Due:
+    """Names of jobs by the second in which they are due.
+
+    Args:
+        jobs: the jobs themselves, by name; read to tell which names are still where they belong.
+    """
+
+    __slots__ = ("_buckets", "_heads", "_jobs", "_seconds", "_stale")
+
+    def __init__(self, jobs: dict[str, Job]) -> None:
+        self._jobs = jobs
+        self._buckets: dict[int, str | list[str]] = {}  # one name alone without a list
+        self._heads: dict[int, int] = {}  # names before it have left for good
+        self._stale: dict[int, int] = {}  # names that left a bucket otherwise, about
+        self._seconds: list[int] = []  # heap of the keys of _buckets
+
+    def add(self, job: Job) -> None:
+        """Notes when a job is due, if it is."""
+        due_ms = job.due_time_ms
+        if due_ms is None or job.paused or job.deleted:
+            return
+        second = due_ms // SECOND_MS
+        bucket = self._buckets.get(second)
+        if bucket is None:
+            self.next_ms()  # on a node that does not lead, nobody else drops what is over
+            self._buckets[second] = job.name
+            heapq.heappush(self._seconds, second)
+        elif isinstance(bucket, list):
+            bucket.append(job.name)
+        elif bucket != job.name:
+            self._buckets[second] = [bucket, job.name]
+
+    def leave(self, job: Job) -> None:
+        """Notes that a job may be due otherwise from now on, before it is.
+
+        Not needed after a fire: names that have been fired are at the head of their bucket.
+        """
+        if job.due_time_ms is None or job.paused or job.deleted:
+            return
+        second = job.due_time_ms // SECOND_MS
+        bucket = self._buckets.get(second)
+        if not isinstance(bucket, list):
+            return
+        stale = self._stale.get(second, 0) + 1
+        self._stale[second] = stale
+        if stale >= STALE_MIN and 2 * stale > len(bucket) - self._heads.get(second, 0):
+            # Once each, and in the order they came; `job` is still as it was.
+            kept = dict.fromkeys(
+                name
+                for name in bucket[self._heads.pop(second, 0) :]
+                if name != job.name and self._is_due_in(name, second)
+            )
+            del self._stale[second]
+            self._buckets[second] = list(kept)
+
+    def next_ms(self) -> int | None:
+        """Start of the first second in which a job is due (UTC milliseconds); None: never."""
+        while self._seconds:
+            second = self._seconds[0]
+            if self._has_any(second):
+                return second * SECOND_MS
+            self._drop_first()
+        return None
+
+    def jobs(self, now_ms: int, limit: int) -> list[Job]:
+        """At most `limit` jobs that are due at an instant, those that are due longest first."""
+        found: dict[str, Job] = {}
+        looked_at: list[int] = []
+        while len(found) < limit and self._seconds and self._seconds[0] * SECOND_MS <= now_ms:
+            second = self._seconds[0]
+            if not self._has_any(second):
+                self._drop_first()
+                continue
+            looked_at.append(heapq.heappop(self._seconds))
+            self._find(second, now_ms, limit, found)
+        for second in looked_at:
+            heapq.heappush(self._seconds, second)
+        return list(found.values())
+
+    def _find(self, second: int, now_ms: int, limit: int, found: dict[str, Job]) -> None:
+        bucket = self._buckets[second]
+        names = bucket if isinstance(bucket, list) else [bucket]
+        for at in range(self._heads.get(second, 0), len(names)):
+            if len(found) >= limit:
+                return
+            job = self._jobs.get(names[at])
+            if job is not None and _due_in(job, second):
+                assert job.due_time_ms is not None, f"{job.name} is due and never due"
+                if job.due_time_ms <= now_ms:
+                    found[job.name] = job
+
+    def _has_any(self, second: int) -> bool:
+        """Whether the second has a job, once the names at its head that have left are gone."""
+        bucket = self._buckets[second]
+        if not isinstance(bucket, list):
+            return self._is_due_in(bucket, second)
+        head, end = self._heads.get(second, 0), len(bucket)
+        while head < end and not self._is_due_in(bucket[head], second):
+            head += 1
+        if head:
+            self._heads[second] = head
+        return head < end
+
+    def _drop_first(self) -> None:
+        second = heapq.heappop(self._seconds)
+        del self._buckets[second]
+        self._heads.pop(second, None)
+        self._stale.pop(second, None)
+
+    def _is_due_in(self, name: str, second: int) -> bool:
+        job = self._jobs.get(name)
+        return job is not None and _due_in(job, second)
+
+
+def _due_in(job: Job, second: int) -> bool:
+    due_ms = job.due_time_ms
+    return (
+        due_ms is not None and due_ms // SECOND_MS == second and not job.paused and not job.deleted
+    )
