@@ -471,6 +471,7 @@ def from_status(message: cluster_pb2.GetStatusResponse) -> ClusterStatus:
         dead_letter_count=message.dead_letter_count,
         incarnation=message.incarnation,
         restored=_from_restored(message.restored) if message.HasField("restored") else None,
+        rejoining=message.rejoining,
     )
 
 

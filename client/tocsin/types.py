@@ -580,5 +580,6 @@ class ClusterStatus:
     process_id: int
     incarnation: str = ""
     restored: Restored | None = None
+    rejoining: bool = False  # the answering node lost its disk, and has no vote yet
     alert_count: int = 0
     dead_letter_count: int = 0

@@ -50,17 +50,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         config = dataclasses.replace(config, data_dir=Path(flags.data_dir).absolute())
     _log_to_stderr(flags.log_level or config.log.level, config.log.format)
     try:
-        return asyncio.run(_run(config, flags.node))
+        return asyncio.run(_run(config, flags.node, rejoin=flags.rejoin))
     except (StartRefused, RaftError) as error:
         return _refuse(error, EXIT_NOT_STARTED)
 
 
-async def _run(config: Config, node_id: str) -> int:
+async def _run(config: Config, node_id: str, *, rejoin: bool) -> int:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    server = Server(config, node_id, on_fatal=_die)
+    server = Server(config, node_id, on_fatal=_die, rejoin=rejoin)
     await server.start()
     node = server.node
     print(
@@ -102,6 +102,9 @@ def _flags(argv: Sequence[str] | None) -> argparse.Namespace:
         "--data-dir",
         metavar="DIR",
         help="in place of the file's data_dir; the node uses the folder DIR/<ID>",
+    )
+    parser.add_argument(
+        "--rejoin", action="store_true", help="its folder was lost, and an empty one is there"
     )
     parser.add_argument("--log-level", choices=LEVELS, help="in place of the file's log.level")
     return parser.parse_args(argv)

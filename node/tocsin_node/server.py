@@ -102,6 +102,7 @@ class Server:
         on_fatal: called once when the node must end (the state machine raised, the disk failed, a
             bug showed); it has stopped deciding by then.
         clock: default: the machine's.
+        rejoin: this node's folder was lost; it has no vote until it has caught up.
         make_engine: what stands in for Raft, given the replica that it is to change; default: Raft.
         dial: makes a channel to the API address of another node; default: over the network.
     """
@@ -113,6 +114,7 @@ class Server:
         *,
         on_fatal: Callable[[BaseException], None],
         clock: Clock | None = None,
+        rejoin: bool = False,
         make_engine: Callable[[Replica], Engine] | None = None,
         dial: Callable[[str], grpc.aio.Channel] | None = None,
     ) -> None:
@@ -122,7 +124,7 @@ class Server:
         if make_engine is not None:
             self.engine = make_engine(self.replica)
         else:
-            self.engine = _engine(self.replica, node_id, on_fatal)
+            self.engine = _engine(self.replica, node_id, on_fatal, rejoin=rejoin)
         self.replica.attach(self.engine)
         self.leases = Leases(self.replica)
         self.dispatcher = Dispatcher(self.replica, self.leases)
@@ -366,7 +368,9 @@ class Leadership:
         )
 
 
-def _engine(replica: Replica, node_id: str, on_fatal: Callable[[BaseException], None]) -> Engine:
+def _engine(
+    replica: Replica, node_id: str, on_fatal: Callable[[BaseException], None], *, rejoin: bool
+) -> Engine:
     config = replica.config
     return Engine(
         node_id=node_id,
@@ -381,6 +385,7 @@ def _engine(replica: Replica, node_id: str, on_fatal: Callable[[BaseException], 
         snapshot=replica,
         first_index=config.raft.first_index,
         schema=SCHEMA,
+        rejoin=rejoin,
     )
 
 

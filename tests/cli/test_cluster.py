@@ -180,10 +180,11 @@ def test_status_says_what_may_have_been_in_flight_when_the_cluster_was_restored(
         in_flight_count=12,
         in_flight_runs=[f"default/j/{n}" for n in range(12)],
     )
-    client.statuses["n2"] = replace(client.statuses["n2"], restored=restored)
+    client.statuses["n2"] = replace(client.statuses["n2"], restored=restored, rejoining=True)
     lines = tocsin("cluster", "status").stdout.splitlines()
     assert "12 runs were possibly in flight" in lines[5]
     assert "  default/j/0" in lines
+    assert lines[2].split()[:2] == ["n2", "rejoining"]
     assert lines[-1] == "  and 2 more: tocsin cluster status -o json"
     shown = json.loads(tocsin("cluster", "status", "-o", "json").stdout)
     assert len(shown["restored"]["inFlightRuns"]) == 12

@@ -19,6 +19,10 @@ from tests.leader.test_leases import (
     test_leaders_that_change_every_12_s_do_not_keep_a_dead_worker_s_lease_alive,
 )
 from tests.properties.test_histories import play
+from tests.raft.conftest import new_cluster
+from tests.raft.test_rejoin import (
+    test_a_node_whose_disk_was_lost_has_no_vote_until_it_holds_again_what_it_had_acknowledged,
+)
 from tocsin import Every, Job, RunState
 from tocsin.workers.shell_payload import ShellPayload
 from tocsin_node.audit import FaultKind, audit, open_book
@@ -34,7 +38,9 @@ from tocsin_node.raft.snapshot import SnapshotStore
 # Fixtures, and promises that are shown where lease time is tested.
 __all__ = [
     "m",
+    "new_cluster",
     "test_a_frozen_leader_does_not_expire_the_world_when_it_wakes",
+    "test_a_node_whose_disk_was_lost_has_no_vote_until_it_holds_again_what_it_had_acknowledged",
     "test_leaders_that_change_every_12_s_do_not_keep_a_dead_worker_s_lease_alive",
     "three",
 ]

@@ -207,14 +207,14 @@ async def test_a_crash_right_after_a_snapshot_keeps_every_later_entry(new_cluste
 @pytest.mark.parametrize("empty", [False, True])
 async def test_a_follower_that_lags_is_sent_a_snapshot(new_cluster, empty):
     cluster = new_cluster(3, **SMALL)
-    await cluster.start()
-    leader = await cluster.leader()
-    late = (await cluster.followers())[0].engine.node_id
     if empty:
-        await cluster.stop(late)
-        for path in (cluster.folder / late / "journal").iterdir():
-            path.unlink()
+        late = "n3"
+        await cluster.start("n1", "n2")
+        leader = await cluster.leader()
     else:
+        await cluster.start()
+        leader = await cluster.leader()
+        late = (await cluster.followers())[0].engine.node_id
         await write(leader, range(10))
         await cluster.stop(late)
     await write(leader, range(10, 100), size=40_000)

@@ -274,7 +274,7 @@ def _print_nodes(nodes: list[Node], answers: list[ClusterStatus], leader: str) -
         rows.append(
             [
                 node.id,
-                "LEADER" if leads else node.role.lower(),
+                "LEADER" if leads else _role_words(node),
                 "yes",
                 str(status.term),
                 str(status.commit_index),
@@ -294,6 +294,11 @@ def _print_nodes(nodes: list[Node], answers: list[ClusterStatus], leader: str) -
     restored = _restored_of(answers)
     if restored is not None:
         _print_restored(restored)
+
+
+def _role_words(node: Node) -> str:
+    rejoining = node.status is not None and node.status.rejoining
+    return "rejoining" if rejoining else node.role.lower()
 
 
 def _restored_of(answers: list[ClusterStatus]) -> Restored | None:

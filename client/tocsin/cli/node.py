@@ -42,19 +42,27 @@ _READY = re.compile(r"node (?P<id>\S+) ready: (?P<where>.*)")
 @click.command(short_help="Run one node of a cluster file.")
 @click.option("--node", "node_id", required=True, metavar="ID", help="Which one of the file.")
 @click.option("--data-dir", metavar="DIR", help="In place of the file's data_dir.")
+@click.option("--rejoin", is_flag=True, help="Its folder was lost, and an empty one is there.")
 @config_option
 @pass_settings
 @click.pass_context
-def node(ctx: click.Context, settings: Settings, /, *, node_id: str, data_dir: str | None) -> None:
+def node(
+    ctx: click.Context, settings: Settings, /, *, node_id: str, data_dir: str | None, rejoin: bool
+) -> None:
     """Run one node of a cluster file until SIGTERM or Ctrl-C.
+
+    A node whose disk was lost is started once with --rejoin, on an empty folder. It then has no
+    vote until it holds again what it had acknowledged, for which every other node has to be up.
 
     \b
     Examples:
       tocsin node --node n1 -c cluster.yaml
+      tocsin node --node n1 --rejoin
     """
     need_node("tocsin node")
     main = importlib.import_module("tocsin_node.__main__").main
-    ctx.exit(main(_node_arguments(node_id, settings.cluster_file, data_dir)))
+    arguments = _node_arguments(node_id, settings.cluster_file, data_dir)
+    ctx.exit(main([*arguments, "--rejoin"] if rejoin else arguments))
 
 
 @click.command(short_help="Start all nodes of a cluster file on this machine.")

@@ -113,6 +113,7 @@ class GetStatusResponse(_message.Message):
     PROCESS_ID_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
     RESTORED_FIELD_NUMBER: _builtins.int
+    REJOINING_FIELD_NUMBER: _builtins.int
     ALERT_COUNT_FIELD_NUMBER: _builtins.int
     DEAD_LETTER_COUNT_FIELD_NUMBER: _builtins.int
     cluster_id: _builtins.str
@@ -134,6 +135,8 @@ class GetStatusResponse(_message.Message):
     """Operating system's id of the answering process."""
     incarnation: _builtins.str
     """Changes when the cluster is restored from a backup, or made anew. Empty before the first leader."""
+    rejoining: _builtins.bool
+    """The answering node has lost its disk, and has no vote until it has caught up."""
     alert_count: _builtins.int
     """Jobs that have not succeeded in time, see `Job.must_succeed_within`."""
     dead_letter_count: _builtins.int
@@ -170,12 +173,13 @@ class GetStatusResponse(_message.Message):
         process_id: _builtins.int = ...,
         incarnation: _builtins.str = ...,
         restored: Global___Restored | None = ...,
+        rejoining: _builtins.bool = ...,
         alert_count: _builtins.int = ...,
         dead_letter_count: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["cluster_time", b"cluster_time", "restored", b"restored", "uptime", b"uptime"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_run_count", b"active_run_count", "alert_count", b"alert_count", "applied_index", b"applied_index", "cluster_id", b"cluster_id", "cluster_time", b"cluster_time", "commit_index", b"commit_index", "dead_letter_count", b"dead_letter_count", "has_quorum", b"has_quorum", "incarnation", b"incarnation", "job_count", b"job_count", "leader_id", b"leader_id", "members", b"members", "node_id", b"node_id", "process_id", b"process_id", "restored", b"restored", "term", b"term", "uptime", b"uptime", "version", b"version", "worker_count", b"worker_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_run_count", b"active_run_count", "alert_count", b"alert_count", "applied_index", b"applied_index", "cluster_id", b"cluster_id", "cluster_time", b"cluster_time", "commit_index", b"commit_index", "dead_letter_count", b"dead_letter_count", "has_quorum", b"has_quorum", "incarnation", b"incarnation", "job_count", b"job_count", "leader_id", b"leader_id", "members", b"members", "node_id", b"node_id", "process_id", b"process_id", "rejoining", b"rejoining", "restored", b"restored", "term", b"term", "uptime", b"uptime", "version", b"version", "worker_count", b"worker_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -84,6 +84,7 @@ class ClusterService(cluster_pb2_grpc.ClusterServiceServicer):
             version=self._version,
             process_id=os.getpid(),
             incarnation=state.incarnation,
+            rejoining=not engine.has_vote,
             alert_count=len(state.alerted),
             dead_letter_count=state.failed_count,
         )

@@ -104,6 +104,10 @@ class EmbeddedEngine:
     def cluster_incarnation(self) -> str:
         return ""  # it was never restored
 
+    @property
+    def has_vote(self) -> bool:
+        return True
+
     def subscribe(self, callback: Callable[[LeaderEvent], None]) -> None:
         self._subscribers.append(callback)
 

@@ -21,8 +21,10 @@ from pysyncobj.version import VERSION
 from tocsin_node.raft._frames import Message
 from tocsin_node.raft._poller import LoopPoller
 from tocsin_node.raft._prevote import PreVote
+from tocsin_node.raft._rejoin import Rejoin
 from tocsin_node.raft._rounds import Rounds
 from tocsin_node.raft._rules import MessageRules
+from tocsin_node.raft.datadir import Incarnation
 from tocsin_node.raft.errors import UnsupportedCore
 from tocsin_node.raft.journal import Journal
 from tocsin_node.raft.transport import PeerNode, Transport
@@ -66,6 +68,7 @@ class Hooks(Protocol):
     def after_send(self) -> None: ...
     def send_snapshot(self, node: PeerNode) -> None: ...
     def on_progress(self) -> None: ...
+    def on_admitted(self) -> None: ...
 
 
 def check_version() -> None:
@@ -93,6 +96,7 @@ class RaftCore(_syncobj.SyncObj):  # type: ignore[misc]
         heartbeat_interval_ms: int,
         cut_off_timeout_ms: int,
         fit: Callable[[], bool],
+        rejoining: bool = False,
     ) -> None:
         self._journal = journal
         self._hooks = hooks
@@ -100,7 +104,21 @@ class RaftCore(_syncobj.SyncObj):  # type: ignore[misc]
         self._links = transport
         self._untold = False
         self.rules = MessageRules(self, journal, hooks.on_progress)
-        self.rounds = Rounds(self, other_nodes, repeat_s=heartbeat_interval_ms / 1000, fit=fit)
+        self.rounds = Rounds(
+            self,
+            other_nodes,
+            repeat_s=heartbeat_interval_ms / 1000,
+            fit=fit,
+            has_vote=self.has_vote,
+        )
+        self.rejoin = Rejoin(
+            self,
+            other_nodes,
+            self.rounds,
+            rejoining=rejoining,
+            durable_index=lambda: journal.durable_index,
+            on_admitted=hooks.on_admitted,
+        )
         low, high = election_timeout_ms
         self._prevote = PreVote(
             self,
@@ -115,6 +133,8 @@ class RaftCore(_syncobj.SyncObj):  # type: ignore[misc]
             "pong": self.rounds.handle_pong,
             "pre_vote": self._prevote.handle_question,
             "pre_vote_reply": self._prevote.handle_reply,
+            "rejoin_ready": self.rejoin.handle_ready,
+            "admit": self.rejoin.handle_admit,
         }
         conf = _config.SyncObjConf(
             autoTick=False,
@@ -139,6 +159,7 @@ class RaftCore(_syncobj.SyncObj):  # type: ignore[misc]
         self._SyncObj__raftLastApplied = journal.getRaftCommitIndex()
         transport.outgoing = self.rules.outgoing
         transport.receive = self.receive
+        transport.on_link = self._on_link
         self.addOnTickCallback(hooks.after_send)
 
     # Asked by the engine and the rules. Methods, not properties: the library's constructor reads
@@ -178,7 +199,10 @@ class RaftCore(_syncobj.SyncObj):  # type: ignore[misc]
         return bool(self.isNodeConnected(node))
 
     def match_index(self, node: PeerNode) -> int | None:
-        return self._SyncObj__raftMatchIndex.get(node) if self.is_leader() else None
+        if not self.is_leader():
+            return None
+        found: int | None = self.rejoin.match_index(node)
+        return self._SyncObj__raftMatchIndex.get(node) if found is None else found
 
     def next_index(self, node: PeerNode) -> int:
         return int(self._SyncObj__raftNextIndex[node])
@@ -199,11 +223,50 @@ class RaftCore(_syncobj.SyncObj):  # type: ignore[misc]
         kind = message["type"]
         if kind == "append_entries" and message["term"] >= self.current_term():
             self._prevote.heard_leader()
+        if self._is_without_vote(node, message):
+            self._hooks.on_progress()
+            return
         handler = self.handlers.get(kind)
         if handler is not None:
             handler(node, message)
         else:
             self.rules.incoming(node, message, self._SyncObj__onMessageReceived)
+
+    def _is_without_vote(self, node: PeerNode, message: Message) -> bool:
+        """Handles what is not counted, because this node or the peer has no vote; if it is that."""
+        kind = message["type"]
+        if self.rejoin.rejoining and kind in ("request_vote", "pre_vote", "timeout_now"):
+            if kind == "request_vote":
+                self.adopt_term(node, message["term"])
+            elif kind == "pre_vote":
+                answer = {"type": "pre_vote_reply", "term": self.current_term(), "granted": False}
+                self.send(node, answer | {"round": message["round"]})
+            return True
+        if self.rejoin.has_vote(node):
+            return False
+        if kind == "next_node_idx" and self.is_leader() and message["term"] == self.current_term():
+            # Neither a copy that counts nor a sign that this leader is not cut off.
+            if message["success"]:
+                self.rejoin.acked(node, message["next_node_idx"] - 1)
+                self.keep_next_index(node, message["next_node_idx"])
+            elif message["reset"]:
+                self._SyncObj__raftNextIndex[node] = message["next_node_idx"]
+        return kind in ("next_node_idx", "response_vote", "pre_vote_reply")
+
+    def _on_link(self, node: PeerNode, incarnation: Incarnation) -> None:
+        rejoining = node.id in self._links.rejoining
+        if rejoining and self.is_leader():
+            # What an older folder of this node held is not there any more.
+            self._SyncObj__raftMatchIndex[node] = 0
+        self.rejoin.linked(node, rejoining=rejoining)
+
+    def has_vote(self, node: PeerNode) -> bool:
+        """Whether what a peer says counts; not if it has lost its disk, until it has caught up."""
+        return self.rejoin.has_vote(node)
+
+    def vote_for(self, node: PeerNode) -> None:
+        """Notes, durably, that this node has voted for the leader of the present term."""
+        self._SyncObj__setCurrentTerm(self.current_term(), node.id)
 
     def adopt_term(self, node: PeerNode, term: int) -> None:
         """Moves this node to a newer term that a peer is in; it follows nobody then."""
@@ -217,6 +280,8 @@ class RaftCore(_syncobj.SyncObj):  # type: ignore[misc]
 
     def hear_follower(self, node: PeerNode) -> None:
         """Takes note that a follower lives, by a message that acknowledges no entries."""
+        if not self.rejoin.has_vote(node):
+            return
         ack = {"type": "next_node_idx", "next_node_idx": 1, "reset": False, "success": False}
         self._SyncObj__onMessageReceived(node, ack)
 
@@ -286,6 +351,9 @@ class RaftCore(_syncobj.SyncObj):  # type: ignore[misc]
 
     def _SyncObj__connectedToAnyone(self) -> bool:  # noqa: N802
         # Asked exactly when an election is due. One that the leader asked for needs no leave.
+        if self.rejoin.rejoining:
+            self.forget_leader()
+            return False
         return bool(self._SyncObj__transferInProgress) or self._prevote.may_stand()
 
     def _SyncObj__sendAppendEntries(self) -> None:  # noqa: N802

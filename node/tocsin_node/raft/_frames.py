@@ -44,6 +44,7 @@ class Hello(TypedDict):
     `folder`, `starts` and `start` are its Incarnation (datadir.py): they tell a node from another
     that claims its id. `schema` is how much of the language of commands it understands.
     `incarnation` is that of the cluster: of the backup's restore that it was made by, if any.
+    `rejoining`: its disk was lost, and it has no vote.
     """
 
     protocol: Count
@@ -54,6 +55,7 @@ class Hello(TypedDict):
     start: ShortText
     schema: NotRequired[Count]
     incarnation: NotRequired[ShortText]
+    rejoining: NotRequired[bool]
 
 
 class Refused(TypedDict):
@@ -127,6 +129,19 @@ class Pong(TypedDict):
     fit: bool
 
 
+class RejoinReady(TypedDict):
+    """A node without a vote is linked to every member, which none of its older folders is then."""
+
+    term: Count
+
+
+class Admit(TypedDict):
+    """The leader of `term` lets a node vote again that holds the log up to `index`."""
+
+    term: Count
+    index: Count
+
+
 class SnapshotChunk(TypedDict):
     """A piece of the snapshot of entry `index`; an empty one asks where to go on."""
 
@@ -170,6 +185,8 @@ _TYPES: Final[dict[int, tuple[str, Any]]] = {
     13: ("snapshot_chunk", SnapshotChunk),
     14: ("snapshot_ack", SnapshotAck),
     15: ("state_digest", StateDigest),
+    24: ("admit", Admit),
+    25: ("rejoin_ready", RejoinReady),
 }
 _CODES = {name: bytes((code,)) for code, (name, _) in _TYPES.items()}
 _DECODERS = {code: (name, msgspec.msgpack.Decoder(shape)) for code, (name, shape) in _TYPES.items()}

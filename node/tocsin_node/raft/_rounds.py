@@ -33,11 +33,19 @@ class Rounds:
         peers: the other members; each has an `id`.
         repeat_s: after so long without a majority a round is begun again.
         fit: whether this node should lead if it can; told with each answer.
+        has_vote: whether the answer of a peer counts.
     """
 
     def __init__(
-        self, core: Core, peers: Sequence[Any], *, repeat_s: float, fit: Callable[[], bool]
+        self,
+        core: Core,
+        peers: Sequence[Any],
+        *,
+        repeat_s: float,
+        fit: Callable[[], bool],
+        has_vote: Callable[[Any], bool] = lambda node: True,
     ) -> None:
+        self._has_vote = has_vote
         self._core = core
         self._peers = peers
         self._repeat_s = repeat_s
@@ -49,6 +57,11 @@ class Rounds:
         self._answered: dict[str, int] = {}
         self._is_fit: dict[str, bool] = {}
         self._waiting: deque[tuple[int, asyncio.Future[int]]] = deque()
+
+    @property
+    def begun(self) -> int:
+        """Number of the newest round."""
+        return self._begun
 
     def join(self, future: asyncio.Future[int]) -> None:
         """Gives the future the number of a round begun after this call, once it is confirmed."""
@@ -104,7 +117,10 @@ class Rounds:
             self._settle()
 
     def _settle(self) -> None:
-        rounds = sorted((self._answered.get(peer.id, 0) for peer in self._peers), reverse=True)
+        rounds = sorted(
+            (self._answered.get(peer.id, 0) * self._has_vote(peer) for peer in self._peers),
+            reverse=True,
+        )
         # With this node, the first half of the peers (rounded up) is a majority.
         needed = (len(self._peers) + 1) // 2
         confirmed = rounds[needed - 1] if needed else self._begun

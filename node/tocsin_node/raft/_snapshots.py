@@ -219,7 +219,8 @@ class Snapshots:
             self._drop(node)
             newest = self.newest
             if newest is None:
-                raise AssertionError("entries are gone that no snapshot holds")
+                self._begin_log_again(node)
+                return
             logger.info("%s: sending node %s the snapshot at %d", self._id, node, newest.at)
             transfer = _Transfer(newest, self._store.open(newest), self._core.current_term())
             transfer.progress_at = self._core.now()
@@ -229,6 +230,13 @@ class Snapshots:
             transfer.progress_at = self._core.now()
         if not self._fill_window(node, transfer):
             self._send_chunk(node, transfer, b"")
+
+    def _begin_log_again(self, node: Any) -> None:
+        """A node asks for what was never here: its log was made to start at another index."""
+        if not self._busy:
+            logger.warning("%s: node %s has a log of another first index", self._id, node)
+            index = self._core.applied_index()
+            self._start(index, self._journal.term_at(index) or 0)
 
     def _fill_window(self, node: Any, transfer: _Transfer) -> bool:
         sent = False

@@ -48,13 +48,23 @@ class DataDir:
     """
 
     def __init__(
-        self, path: Path, lock_fd: int, incarnation: Incarnation, cluster_incarnation: str
+        self, path: Path, lock_fd: int, incarnation: Incarnation, identity: dict[str, Any]
     ) -> None:
         self.path = path
         self.incarnation = incarnation
-        self.cluster_incarnation = cluster_incarnation
+        self._identity = identity
         self._lock_fd = lock_fd
         self._peers = _read_peers(path / PEERS_NAME)
+
+    @property
+    def cluster_incarnation(self) -> str:
+        """Changes when the cluster is restored from a backup; empty if it never was."""
+        return str(self._identity.get("cluster_incarnation", ""))
+
+    @property
+    def rejoining(self) -> bool:
+        """Whether this folder is in place of one that was lost, and the node has no vote yet."""
+        return bool(self._identity.get("rejoining", False))
 
     @property
     def journal_path(self) -> Path:
@@ -66,12 +76,19 @@ class DataDir:
 
     @classmethod
     def claim(
-        cls, path: Path, *, cluster_id: str, node_id: str, cluster_incarnation: str = ""
+        cls,
+        path: Path,
+        *,
+        cluster_id: str,
+        node_id: str,
+        cluster_incarnation: str = "",
+        rejoin: bool = False,
     ) -> DataDir:
         """Takes the folder, creating it on the first start.
 
         Args:
             cluster_incarnation: for a folder that is made now, from a backup.
+            rejoin: the node's folder was lost, and this one, which must be empty, is in its place.
 
         Raises:
             DataDirInUse: another node process holds it.
@@ -90,13 +107,19 @@ class DataDir:
                     f"data folder {path} is held by another node process;"
                     " stop that one or give this node a folder of its own"
                 ) from None
-            incarnation, cluster_incarnation = _identify(
-                path,
-                cluster_id=cluster_id,
-                node_id=node_id,
-                cluster_incarnation=cluster_incarnation,
+            made: dict[str, Any] = {
+                "cluster_incarnation": cluster_incarnation,
+                "rejoining": rejoin,
+            }
+            incarnation, identity = _identify(
+                path, cluster_id=cluster_id, node_id=node_id, made=made
             )
-            return cls(path, lock_fd, incarnation, cluster_incarnation)
+            if rejoin and not identity["rejoining"]:
+                raise WrongDataDir(
+                    f"data folder {path} is not empty: start the node without --rejoin, or if the"
+                    " folder is lost, move it away"
+                )
+            return cls(path, lock_fd, incarnation, identity)
         except BaseException:
             os.close(lock_fd)
             raise
@@ -117,6 +140,24 @@ class DataDir:
         }
         write_durably(self.path / PEERS_NAME, json.dumps(kept).encode() + b"\n")
 
+    def adopt_cluster(self, incarnation: str) -> None:
+        """Keeps what the cluster is, for a folder that was made while it ran. Raises OSError."""
+        self._keep(cluster_incarnation=incarnation)
+
+    def end_rejoin(self) -> None:
+        """The node has its vote again, for good. Raises OSError."""
+        self._keep(rejoining=False)
+
+    def expect_journal(self) -> None:
+        """From now on the folder without a journal is no folder of this node. Raises OSError."""
+        if not self._identity.get("journal", False):
+            self._keep(journal=True)
+
+    def _keep(self, **changes: Any) -> None:
+        identity = self._identity | changes
+        _write_identity(self.path / IDENTITY_NAME, identity)
+        self._identity = identity
+
     def release(self) -> None:
         if self._lock_fd >= 0:
             os.close(self._lock_fd)
@@ -124,9 +165,14 @@ class DataDir:
 
 
 def _identify(
-    path: Path, *, cluster_id: str, node_id: str, cluster_incarnation: str
-) -> tuple[Incarnation, str]:
-    wanted = {"format": IDENTITY_FORMAT, "cluster_id": cluster_id, "node_id": node_id}
+    path: Path, *, cluster_id: str, node_id: str, made: dict[str, Any]
+) -> tuple[Incarnation, dict[str, Any]]:
+    """What the folder is; one that is made now is as `made` says."""
+    wanted: dict[str, Any] = {
+        "format": IDENTITY_FORMAT,
+        "cluster_id": cluster_id,
+        "node_id": node_id,
+    }
     file = path / IDENTITY_NAME
     try:
         found = json.loads(file.read_bytes())
@@ -136,7 +182,7 @@ def _identify(
                 f"data folder {path} has a journal but no {IDENTITY_NAME}: whose it is cannot be"
                 " told; restore the file or use an empty folder"
             ) from None
-        found = wanted | {"cluster_incarnation": cluster_incarnation}
+        found = wanted | made
     except (OSError, ValueError) as error:
         raise WrongDataDir(f"{file} cannot be read: {error}") from error
     if not isinstance(found, dict) or {key: found.get(key) for key in wanted} != wanted:
@@ -147,13 +193,24 @@ def _identify(
             f"data folder {path} belongs to {owner}, not to node {node_id} of cluster"
             f" {cluster_id}; check the node's data folder in the configuration"
         )
+    if found.get("journal", False) and not any((path / JOURNAL_NAME).glob("*.seg")):
+        raise WrongDataDir(
+            f"data folder {path} has lost its journal, and with it what the node acknowledged: give"
+            " it back, or if it is lost, move the folder away and start the node on an empty one"
+            f" with: tocsin node --node {node_id} --rejoin"
+        )
     incarnation = _next_start(file, found)
-    kept = found | {"folder": incarnation.folder, "starts": incarnation.starts}
+    kept: dict[str, Any] = {"rejoining": False} | found
+    kept |= {"folder": incarnation.folder, "starts": incarnation.starts}
     try:
-        write_durably(file, json.dumps(kept, sort_keys=True).encode() + b"\n")
+        _write_identity(file, kept)
     except OSError as error:
         raise WrongDataDir(f"{file} cannot be written: {error.strerror}") from error
-    return incarnation, str(found.get("cluster_incarnation", ""))
+    return incarnation, kept
+
+
+def _write_identity(file: Path, identity: dict[str, Any]) -> None:
+    write_durably(file, json.dumps(identity, sort_keys=True).encode() + b"\n")
 
 
 def _next_start(file: Path, found: dict[str, Any]) -> Incarnation:

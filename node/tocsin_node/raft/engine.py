@@ -205,13 +205,14 @@ class PeerStatus:
 
     `match_index` is the log index known to be durable there; None on a node that does not lead.
     `schema` is how much of the language of commands it said it understands; None: it was not linked
-    since this node started.
+    since this node started. `has_vote`: its disk was not lost, or it has caught up since.
     """
 
     id: str
     reachable: bool
     match_index: int | None
     schema: int | None = None
+    has_vote: bool = True
 
 
 class _Proposal:
@@ -276,6 +277,7 @@ class Engine:
         first_index: where the log of a new cluster starts, equal on all nodes: log indexes are
             fencing tokens, and must go on rising when a new cluster meets old targets.
         schema: how much of the language of commands this node understands; its peers are told.
+        rejoin: this node's disk was lost; it has no vote until it has caught up (_rejoin.py).
         disk, new_syncer, new_links: how files are written, who waits for the disk, and what carries
             messages to the peers.
     """
@@ -296,6 +298,7 @@ class Engine:
         snapshot: SnapshotHooks | None = None,
         first_index: int = FIRST_INDEX,
         schema: int = 1,
+        rejoin: bool = False,
         disk: Disk = DISK,
         new_syncer: Callable[[], Syncer] = ProcessSyncer,
         new_links: Callable[..., Transport] = Transport,
@@ -316,6 +319,7 @@ class Engine:
         self._hooks = snapshot
         self._first_index = first_index
         self._schema = schema
+        self._rejoin = rejoin
         self._disk = disk
         self._new_syncer = new_syncer
         self._new_links = new_links
@@ -377,7 +381,11 @@ class Engine:
         self._others = list(nodes.values())
         self._loop = asyncio.get_running_loop()
         self._deadlines = Deadlines(self._loop)
-        self._folder = DataDir.claim(self._data_dir, cluster_id=self._cluster_id, node_id=self._id)
+        if self._rejoin and not self._others:
+            raise StartRefused(f"node {self._id} is alone: nobody has what its disk has lost")
+        self._folder = DataDir.claim(
+            self._data_dir, cluster_id=self._cluster_id, node_id=self._id, rejoin=self._rejoin
+        )
         try:
             self._reserve = DiskReserve(
                 self._data_dir,
@@ -399,11 +407,10 @@ class Engine:
                 snapshot=kept[0].base if kept else None,
                 first_index=self._first_index,
             )
+            self._expect_journal(self._folder)
             self._poller = LoopPoller(self._loop, self._fail)
             self._transport = self._new_links(
-                identity=Identity(
-                    self._name(), self._folder.incarnation, self._folder.cluster_incarnation
-                ),
+                identity=self._identity(self._folder),
                 schema=self._schema,
                 self_node=self_node,
                 peers=self._others,
@@ -424,6 +431,7 @@ class Engine:
                 heartbeat_interval_ms=self._options.heartbeat_interval_ms,
                 cut_off_timeout_ms=self._options.cut_off_timeout_ms,
                 fit=self._is_fit,
+                rejoining=self._folder.rejoining,
             )
             self._snapshots = self._start_snapshots(store, kept)
             self._transport.start()
@@ -626,6 +634,11 @@ class Engine:
         """Whether this node leads and the first entry of its term is committed and applied here."""
         return self._running and self._core is not None and self._core.own_term_applied()
 
+    @property
+    def has_vote(self) -> bool:
+        """False on a node whose disk was lost, until it has caught up."""
+        return self._core is None or not self._core.rejoin.rejoining
+
     def subscribe(self, callback: Callable[[LeaderEvent], None]) -> None:
         """Calls back on every change of leadership from now on, between passes, in order."""
         self._subscribers.append(callback)
@@ -639,6 +652,7 @@ class Engine:
                 reachable=core is not None and core.is_connected(node),
                 match_index=None if core is None else core.match_index(node),
                 schema=None if self._transport is None else self._transport.schemas.get(node.id),
+                has_vote=core is None or core.rejoin.has_vote(node),
             )
             for node in self._others
         ]
@@ -647,6 +661,32 @@ class Engine:
 
     def _name(self) -> NodeName:
         return NodeName(self._cluster_id, self._id)
+
+    def _identity(self, folder: DataDir) -> Identity:
+        return Identity(
+            self._name(), folder.incarnation, folder.cluster_incarnation, folder.rejoining
+        )
+
+    def _expect_journal(self, folder: DataDir) -> None:
+        try:
+            folder.expect_journal()
+        except OSError as error:
+            raise JournalFailed(f"data folder {self._data_dir}: {error}") from error
+
+    def _on_admitted(self) -> None:
+        """This node has its vote again: it says so to all, once that is durable."""
+        if self._folder is None or self._transport is None:
+            return
+        try:
+            self._folder.end_rejoin()
+        except OSError as error:
+            raise JournalFailed(f"data folder {self._data_dir}: {error}") from error
+        # Not from within a link that is being read.
+        self._loop.call_soon(self._greet_again)
+
+    def _greet_again(self) -> None:
+        if self._running and self._folder is not None and self._transport is not None:
+            self._transport.greet_again(self._identity(self._folder))
 
     async def _restore(self, store: SnapshotStore) -> list[Snapshot]:
         """Takes the newest snapshot that is whole into use; it comes first in what is returned."""
@@ -841,6 +881,7 @@ class Engine:
             self._core.doTick(0)
             self._fail_lost()
             self._core.rounds.pump()
+            self._core.rejoin.pump()
             self._publish()
             self._end_turn()
             if self._more_to_do():
@@ -1074,6 +1115,8 @@ class Engine:
                 continue
             if not self._core.is_connected(node) or not rounds.answered(node, round_):
                 blocked = TransferReason.TARGET_NOT_REACHABLE
+            elif not self._core.rejoin.has_vote(node):
+                blocked = TransferReason.TARGET_NOT_CAUGHT_UP
             elif not rounds.is_fit(node):
                 blocked = TransferReason.TARGET_NOT_FIT
             elif self._inflight is not None or self._core.match_index(node) != self.last_index:
@@ -1184,6 +1227,7 @@ class _CoreHooks:
         self.after_send = engine._flush
         self.send_snapshot = engine._send_snapshot
         self.on_progress = engine._on_progress
+        self.on_admitted = engine._on_admitted
 
 
 def _with_progress(node_id: str, snapshot: Snapshot, chunks: Iterator[bytes]) -> Iterator[bytes]:

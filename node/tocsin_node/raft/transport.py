@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import dataclasses
 import enum
 import errno
 import ipaddress
@@ -103,11 +104,17 @@ class PeerNode(_node.Node):  # type: ignore[misc]
 
 @dataclass(frozen=True)
 class Identity:
-    """What this node says of itself; `cluster`: the cluster's incarnation, see DataDir."""
+    """What this node says of itself.
+
+    Attributes:
+        cluster: the cluster's incarnation, see DataDir.
+        rejoining: its disk was lost, and it has no vote.
+    """
 
     name: NodeName
     incarnation: Incarnation
     cluster: str = ""
+    rejoining: bool = False
 
 
 class PeerMemory(Protocol):
@@ -115,6 +122,7 @@ class PeerMemory(Protocol):
 
     def peer(self, node_id: str) -> Incarnation | None: ...
     def remember_peer(self, node_id: str, met: Incarnation) -> None: ...
+    def adopt_cluster(self, incarnation: str) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -139,6 +147,7 @@ class Transport(_transport.Transport):  # type: ignore[misc]
         on_link: called when a peer has been welcomed.
         refusals: how often which fault was met.
         schemas: what each peer that was linked since the start said it understands, by node id.
+        rejoining: peers that said on their newest link that they have no vote.
 
     Args:
         tls: contexts for the listening and the calling side; None for plaintext.
@@ -163,6 +172,7 @@ class Transport(_transport.Transport):  # type: ignore[misc]
         self._identity = identity
         self._schema = schema
         self.schemas: dict[str, int] = {}
+        self.rejoining: set[str] = set()
         self._self_node = self_node
         self._peers = {str(peer.id): peer for peer in peers}
         self._memory = memory
@@ -197,6 +207,12 @@ class Transport(_transport.Transport):  # type: ignore[misc]
             if peer.id < self._self_node.id:
                 self._callers.append(self._loop.create_task(self._call(peer)))
         self._watch()
+
+    def greet_again(self, identity: Identity) -> None:
+        """Ends every link, so that each peer hears on a new one what this node is now."""
+        self._identity = identity
+        for link in [*self._greeting, *self._links.values()]:
+            link.close()
 
     def destroy(self) -> None:
         """Ends every link and stops listening; may be called twice."""
@@ -311,6 +327,10 @@ class Transport(_transport.Transport):  # type: ignore[misc]
             old.close()
         link.open(peer, incarnation)
         self.schemas[peer.id] = hello.get("schema", 1)
+        if hello.get("rejoining", False):
+            self.rejoining.add(peer.id)
+        else:
+            self.rejoining.discard(peer.id)
         self._links[peer.id] = link
         logger.info("%s: linked to node %s", self._self_node.id, peer.id)
         self.on_link(peer, incarnation)
@@ -337,6 +357,7 @@ class Transport(_transport.Transport):  # type: ignore[misc]
             "start": own.start,
             "schema": self._schema,
             "incarnation": self._identity.cluster,
+            "rejoining": self._identity.rejoining,
         }
 
     def _fault_of(self, link: _Link, hello: Message) -> tuple[Refusal, str] | None:
@@ -355,22 +376,33 @@ class Transport(_transport.Transport):  # type: ignore[misc]
         if self._tls is not None and link.certified != NodeName(own.cluster_id, node_id):
             return Refusal.CERTIFICATE_WRONG_NODE, f"{link.certified}, but it says {node_id!r}"
         theirs: str = hello.get("incarnation", "")
-        if theirs != self._identity.cluster:
+        rejoins = bool(hello.get("rejoining", False))
+        if theirs and self._identity.rejoining and not self._identity.cluster and not rejoins:
+            # A folder that is made while its cluster runs learns there what that is.
+            self._memory.adopt_cluster(theirs)
+            self._identity = dataclasses.replace(self._identity, cluster=theirs)
+        if theirs != self._identity.cluster and not (rejoins and not theirs):
             detail = f"{_shown(theirs)}, ours is {_shown(self._identity.cluster)}"
             return Refusal.OTHER_INCARNATION, detail
-        return self._fault_of_folder(node_id, _incarnation(hello))
+        return self._fault_of_folder(node_id, _incarnation(hello), rejoins=rejoins)
 
-    def _fault_of_folder(self, node_id: str, found: Incarnation) -> tuple[Refusal, str] | None:
+    def _fault_of_folder(
+        self, node_id: str, found: Incarnation, *, rejoins: bool
+    ) -> tuple[Refusal, str] | None:
         linked = self._links.get(node_id)
         if linked is not None and linked.incarnation != found and linked.is_lively():
             return Refusal.SECOND_NODE, f"{node_id!r} is linked from {linked.remote}"
         known = self._memory.peer(node_id)
         if known is None or known == found:
             return None
+        if known.folder != found.folder and rejoins:
+            return None
         if known.folder != found.folder:
             return Refusal.OTHER_FOLDER, (
                 f"{node_id!r} was last met with folder {known.folder[:8]}, and comes with"
-                f" {found.folder[:8]}, at its start {found.starts}"
+                f" {found.folder[:8]}, at its start {found.starts}; give it back its folder, or if"
+                f" that is lost, start it on an empty one with: tocsin node --node {node_id}"
+                " --rejoin"
             )
         if known.starts >= found.starts:
             return Refusal.OTHER_FOLDER, (
