@@ -77,6 +77,17 @@ def granted(core: RecordingCore, asked: PreVote, **changes: Any) -> bool:
     return bool(message["granted"])
 
 
+def test_a_node_whose_link_to_the_leader_closed_votes_beforehand_until_it_hears_it_again():
+    core = RecordingCore()
+    asked = prevote(core, [True])
+    asked.heard_leader()
+    assert not granted(core, asked)
+    asked.lost_leader()
+    assert granted(core, asked)
+    asked.heard_leader()
+    assert not granted(core, asked)
+
+
 def test_a_node_votes_beforehand_as_it_would_vote():
     core = RecordingCore()
     asked = prevote(core, [True])

@@ -11,6 +11,7 @@ election (pre-vote), and compaction (off). Its transport is never made.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -45,6 +46,8 @@ APPEND_BYTES_MAX = 8 * 1024 * 1024
 SEND_BYTES_PER_PASS = 512 * 1024
 # How long a new commit index waits for a batch that carries it, before it is sent by itself.
 TELL_COMMIT_S = 0.002
+# When a node stands for election after its link to the leader has closed: soon, and not in step.
+LOST_LEADER_S = (0.01, 0.1)
 _NEVER = 2**62
 
 _FOLLOWER, _CANDIDATE, _LEADER = 0, 1, 2
@@ -348,6 +351,14 @@ class RaftCore(_syncobj.SyncObj):  # type: ignore[misc]
         if self._untold:
             self._SyncObj__newAppendEntriesTime = 0.0
             self._hooks.on_progress()
+
+    def _SyncObj__onNodeDisconnected(self, node: PeerNode) -> None:  # noqa: N802
+        super()._SyncObj__onNodeDisconnected(node)
+        if node == self._getLeader():
+            self._prevote.lost_leader()
+            # Not in step with the others, who have lost it at the same moment.
+            lost = self.now()
+            self._SyncObj__raftElectionDeadline = lost + random.uniform(*LOST_LEADER_S)  # noqa: S311
 
     def _SyncObj__connectedToAnyone(self) -> bool:  # noqa: N802
         # Asked exactly when an election is due. One that the leader asked for needs no leave.

@@ -65,6 +65,14 @@ class PreVote:
         self._due_at = None
         self._round_term = 0
 
+    def lost_leader(self) -> None:
+        """To be called when the link to the leader has closed: then its silence has begun long ago.
+
+        A process that is killed closes all its links at once. Where it lives, and only this link
+        is gone, the others still hear it and refuse.
+        """
+        self._heard_leader_at = self._core.now() - self._timeout_s[0]
+
     def may_stand(self) -> bool:
         """Whether an election that is due may start now; asks the others if that is not known."""
         if not self._peers:
