@@ -16,6 +16,7 @@ from itertools import chain
 from tocsin_node import planner
 from tocsin_node.core.model import Job, JobSpec, Range, Span, utc_name
 from tocsin_node.core.state import State
+from tocsin_node.excluded import COUNT_EXACT_MAX
 
 FAULTS_MAX = 1_000  # that are described; all are counted
 
@@ -147,7 +148,7 @@ def _compare(found: Audit, times: _Times, kept: Range) -> Iterator[Audit]:
         message = f"{name} begins or ends beside the schedule, or holds no nominal time"
         found.add(FaultKind.EXTRA, kept.from_ms, kept.to_ms, 0, message)
     count = len(taken)
-    least = min(count, planner.COUNT_EXACT_MAX)
+    least = min(count, COUNT_EXACT_MAX)
     if whole and not least <= kept.count <= count:
         message = f"{name} counts {kept.count} nominal times and holds {count}"
         found.add(FaultKind.COUNT, kept.from_ms, kept.to_ms, count, message)

@@ -3,31 +3,43 @@
 Owns the misfire policy and the settling of edits. It reads a job and its timetable at an instant
 and gives back values; machine.py checks them against the state and says what the overlap policy
 makes of each. Refuses to propose anything, and to look at the clock: the instant is an argument.
+A job that names exclusion calendars is planned around them (excluded.py); `calendars` are those of
+its definition, in its order (`State.calendars_of`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tocsin_node.core.command import Decision, Plan
-from tocsin_node.core.model import Job, JobSpec, Misfire, Outcome, ScheduleKind
+from msgspec.structs import replace
+
+from tocsin_node.core import wide
+from tocsin_node.core.command import Decision, Plan, ReplanJob
+from tocsin_node.core.model import CalendarSpec, Job, JobSpec, Misfire, Outcome, ScheduleKind
+from tocsin_node.core.state import State
+from tocsin_node.excluded import COUNT_EXACT_MAX, Around
 from tocsin_node.schedule import Timetable, jitter_ms
 
 DECISIONS_MAX = 100  # occurrences on time that one command decides; the next command goes on
 SETTLE_MAX = 1_000  # occurrences on time that one edit decides; they travel in one log entry
-COUNT_EXACT_MAX = 1_000  # covered nominal times are counted exactly up to here
+
+Calendars = tuple[CalendarSpec, ...]
 
 
 class Backlog(Exception):
     """More occurrences are undecided than one entry can settle; the ticker is deciding them."""
 
 
-def first(name: str, spec: JobSpec, now_ms: int) -> tuple[tuple[Decision, ...], Plan]:
+def first(
+    name: str, spec: JobSpec, now_ms: int, calendars: Calendars = ()
+) -> tuple[tuple[Decision, ...], Plan]:
     """How a new job begins: strictly after now, but `at` times in the past run at once."""
-    plan = plan_after(name, spec, anchor_time_ms=now_ms, mark_time_ms=now_ms)
+    plan = plan_after(name, spec, anchor_time_ms=now_ms, mark_time_ms=now_ms, calendars=calendars)
     past_ms = past_times(spec, now_ms)
     if not past_ms:
         return (), plan
+    if spec.exclusions:
+        return Around(name, spec, now_ms, calendars).past(past_ms, now_ms), plan
     latest_ms = past_ms[-1]
     decision = Decision(
         occurrence_ms=latest_ms,
@@ -63,12 +75,21 @@ def latest_time(spec: JobSpec, *, anchor_time_ms: int, after_ms: int, until_ms: 
     return _timetable(spec, anchor_time_ms).latest_at_or_before(until_ms, after_ms)
 
 
-def due(job: Job, now_ms: int) -> tuple[tuple[Decision, ...], Plan]:
+def due(job: Job, now_ms: int, calendars: Calendars = ()) -> tuple[tuple[Decision, ...], Plan]:
     """Decides the nominal times that are due now, the oldest first, at most a command's worth."""
+    if job.spec.exclusions:
+        around = _around(job, calendars)
+        decisions, mark_ms, _ = around.decide(
+            job,
+            until_ms=around.due_until_ms(job.mark_time_ms, now_ms),
+            now_ms=now_ms,
+            most=DECISIONS_MAX,
+        )
+        return decisions, around.plan_after(mark_ms)
     return _decide(job, until_ms=now_ms - _offset_ms(job), now_ms=now_ms, most=DECISIONS_MAX)
 
 
-def settle(job: Job, now_ms: int) -> tuple[tuple[Decision, ...], Plan]:
+def settle(job: Job, now_ms: int, calendars: Calendars = ()) -> tuple[tuple[Decision, ...], Plan]:
     """Decides every nominal time up to now under the present definition, before it is changed.
 
     Those that are jittered into the future become runs that wait until they are due. What a pause
@@ -77,34 +98,103 @@ def settle(job: Job, now_ms: int) -> tuple[tuple[Decision, ...], Plan]:
     Raises:
         Backlog: there are more than `SETTLE_MAX`; try again when the ticker has decided them.
     """
-    if job.paused or job.used_up:
-        decisions = _passed_over(job, now_ms)
-    else:
-        decisions, plan = _decide(job, until_ms=now_ms, now_ms=now_ms, most=SETTLE_MAX)
-        if plan.next_time_ms is not None and plan.next_time_ms <= now_ms:
-            raise Backlog(f"{job.name} has more than {SETTLE_MAX} occurrences to decide first")
+    decisions, _, complete = _settle(job, now_ms, calendars, until_ms=now_ms)
+    if not complete:
+        raise Backlog(f"{job.name} has more than {SETTLE_MAX} occurrences to decide first")
     return decisions, plan_after(
-        job.name, job.spec, anchor_time_ms=job.anchor_time_ms, mark_time_ms=now_ms
+        job.name,
+        job.spec,
+        anchor_time_ms=job.anchor_time_ms,
+        mark_time_ms=now_ms,
+        calendars=calendars,
     )
 
 
-def resume(job: Job, now_ms: int) -> tuple[tuple[Decision, ...], Plan]:
+def replan(state: State, job: Job, now_ms: int) -> ReplanJob | None:
+    """The next step of the oldest wide change that waits for a job; None: none does.
+
+    What comes before its planning instant is decided under the old rules, also what is jittered or
+    moved past it; where that is too much for one entry, the step is the first of several.
+    """
+    change = wide.holding(state, job)
+    if change is None:
+        return None
+    until_ms = wide.settle_until_ms(change, job)
+    calendars = state.calendars_of(job.spec)
+    decisions, plan, settled = _settle(job, now_ms, calendars, until_ms=until_ms)
+    spec = replace(job.spec, calendars=wide.calendars_after(change, job))
+    if settled:
+        plan = plan_after(
+            job.name,
+            spec,
+            anchor_time_ms=job.anchor_time_ms,
+            mark_time_ms=until_ms,
+            calendars=state.calendars_of(spec),
+        )
+    return ReplanJob(
+        change.id,
+        job.name,
+        job.uid,
+        job.version,
+        job.mark_time_ms,
+        decisions,
+        plan,
+        settled,
+        spec.calendars,
+    )
+
+
+def _settle(
+    job: Job, now_ms: int, calendars: Calendars, *, until_ms: int
+) -> tuple[tuple[Decision, ...], Plan, bool]:
+    """Decides what a job names up to an instant, at most an entry's worth, and whether it is all.
+
+    The plan goes on from there under the same definition.
+    """
+    if job.paused or job.used_up:
+        plan = Plan(job.mark_time_ms, job.next_time_ms, job.due_time_ms)
+        return _passed_over(job, until_ms), plan, True
+    if job.spec.exclusions:
+        around = _around(job, calendars)
+        decisions, mark_ms, complete = around.decide(
+            job, until_ms=until_ms, now_ms=now_ms, most=SETTLE_MAX
+        )
+        return decisions, around.plan_after(mark_ms), complete
+    decisions, plan = _decide(job, until_ms=until_ms, now_ms=now_ms, most=SETTLE_MAX)
+    return decisions, plan, plan.next_time_ms is None or plan.next_time_ms > until_ms
+
+
+def resume(job: Job, now_ms: int, calendars: Calendars = ()) -> tuple[tuple[Decision, ...], Plan]:
     """Decides by the misfire policy what came due during a pause, and plans on from now.
 
     What is more than an entry can hold is left to the ticker, which goes on from the plan's mark.
     """
     if job.used_up:
-        return settle(job, now_ms)
-    decisions, plan = _decide(job, until_ms=now_ms, now_ms=now_ms, most=SETTLE_MAX)
-    if plan.next_time_ms is not None and plan.next_time_ms <= now_ms:
+        return settle(job, now_ms, calendars)
+    running = replace(job, paused=False)
+    decisions, plan, complete = _settle(running, now_ms, calendars, until_ms=now_ms)
+    if not complete:
         return decisions, plan
     return decisions, plan_after(
-        job.name, job.spec, anchor_time_ms=job.anchor_time_ms, mark_time_ms=now_ms
+        job.name,
+        job.spec,
+        anchor_time_ms=job.anchor_time_ms,
+        mark_time_ms=now_ms,
+        calendars=calendars,
     )
 
 
-def plan_after(name: str, spec: JobSpec, *, anchor_time_ms: int, mark_time_ms: int) -> Plan:
-    """The first nominal time strictly after a mark, and when it is due."""
+def plan_after(
+    name: str,
+    spec: JobSpec,
+    *,
+    anchor_time_ms: int,
+    mark_time_ms: int,
+    calendars: Calendars = (),
+) -> Plan:
+    """The first nominal time strictly after a mark that is to run, and when it is due."""
+    if spec.exclusions:
+        return Around(name, spec, anchor_time_ms, calendars).plan_after(mark_time_ms)
     next_ms = _timetable(spec, anchor_time_ms).next_after(mark_time_ms)
     if next_ms is None:
         return Plan(mark_time_ms, None, None)
@@ -204,6 +294,10 @@ def _behind(
         behind_outcome=outcome,
         behind_reason=reason,
     )
+
+
+def _around(job: Job, calendars: Calendars) -> Around:
+    return Around(job.name, job.spec, job.anchor_time_ms, calendars)
 
 
 def _timetable(spec: JobSpec, anchor_time_ms: int) -> Timetable:

@@ -42,6 +42,8 @@ class Changes:
     runs: tuple[str, ...]
     jobs: tuple[str, ...]
     gates: tuple[Scope, ...] = ()  # queues and namespaces whose limits changed
+    calendars: tuple[str, ...] = ()
+    wide: tuple[int, ...] = ()  # ids of wide changes that began, went on or ended
 
 
 class Replica:
@@ -87,6 +89,8 @@ class Replica:
                     tuple(state.changed_runs),
                     tuple(state.changed_jobs),
                     tuple(state.changed_gates),
+                    tuple(state.changed_calendars),
+                    tuple(state.changed_wide),
                 )
             )
         return results
@@ -113,7 +117,17 @@ class Replica:
         runs = dict.fromkeys([*before.runs, *state.runs])
         jobs = dict.fromkeys([*before.jobs, *state.jobs])
         gates = dict.fromkeys([*before.gates, *state.gates])
-        self._tell(Changes(state.index, tuple(runs), tuple(jobs), tuple(gates)))
+        calendars = dict.fromkeys([*before.calendars, *state.calendars])
+        self._tell(
+            Changes(
+                state.index,
+                tuple(runs),
+                tuple(jobs),
+                tuple(gates),
+                tuple(calendars),
+                tuple(state.wide),
+            )
+        )
 
     def _tell(self, changes: Changes) -> None:
         for listener in tuple(self._listeners):

@@ -47,6 +47,7 @@ from tocsin_node.leader.leases import Leases
 from tocsin_node.leader.ticker import Ticker
 from tocsin_node.leader.upgrade import Upgrade
 from tocsin_node.leader.watchdog import Watchdog
+from tocsin_node.leader.wide import Wide
 from tocsin_node.raft.engine import (
     AddressInUse,
     AddressRefused,
@@ -137,6 +138,7 @@ class Server:
                 Deadlines(self.replica),
                 Ticker(self.replica),
                 Watchdog(self.replica),
+                Wide(self.replica),
                 Upgrade(self.replica),
             ),
             health=self.health,

@@ -64,14 +64,14 @@ class Machine:
         schedules = (Schedule(ScheduleKind.EVERY, every_ms=every_s * 1000),) if every_s else ()
         changes.setdefault("retry", RetryPolicy(3, 1_000, 2_000, 60_000))
         spec = JobSpec(**{"handler": "h", "schedules": schedules, **changes})
-        decisions, plan = planner.first(name, spec, self.now_ms)
+        decisions, plan = planner.first(name, spec, self.now_ms, self.state.calendars_of(spec))
         job: Job = self.done(c.CreateJob(self.request(), name, spec, decisions, plan))
         return job
 
     def fire(self, name: str = NAME) -> c.Fire:
         """The command that a leader would propose now."""
         job = self.state.jobs[name]
-        decisions, plan = planner.due(job, self.now_ms)
+        decisions, plan = planner.due(job, self.now_ms, self.state.calendars_of(job.spec))
         return c.Fire(name, job.uid, job.version, job.mark_time_ms, decisions, plan)
 
     def due(self, seconds: int = 10, name: str = NAME) -> None:

@@ -17,9 +17,11 @@ from msgspec.structs import replace
 
 from tests.core.conftest import NAME, Machine
 from tests.core.test_machine import FIRST, SECOND
+from tocsin_node import planner
 from tocsin_node.core import command as c
 from tocsin_node.core.model import (
     AttemptOutcome,
+    CalendarSpec,
     JobSpec,
     Overlap,
     RetryPolicy,
@@ -94,6 +96,14 @@ LeaseUsed                          | `RUN_NOT_FOUND` | `FENCED`              | =
 LeaseUsed, stale token             | `RUN_NOT_FOUND` | `FENCED`              | `FENCED`              | `FENCED`              | `FENCED`              | `FENCED`      | `FENCED`      | `FENCED`
 RaiseAlert                         | `NOT_READY`     | `NOT_READY`           | `NOT_READY`           | `NOT_READY`           | `NOT_READY`           | `NOT_READY`   | `NOT_READY`   | `NOT_READY`
 RaiseAlert, of a late job          | =               | =                     | =                     | =                     | =                     | =             | =             | =
+SetCalendar                        | =               | =                     | =                     | =                     | =                     | =             | =             | =
+DeleteCalendar                     | `CALENDAR_NOT_FOUND` | `CALENDAR_NOT_FOUND` | `CALENDAR_NOT_FOUND` | `CALENDAR_NOT_FOUND` | `CALENDAR_NOT_FOUND` | `CALENDAR_NOT_FOUND` | `CALENDAR_NOT_FOUND` | `CALENDAR_NOT_FOUND`
+DeleteCalendar, named by a job     | `CALENDAR_IN_USE` | `CALENDAR_IN_USE`   | `CALENDAR_IN_USE`     | `CALENDAR_IN_USE`     | `CALENDAR_IN_USE`     | `CALENDAR_IN_USE` | `CALENDAR_IN_USE` | `CALENDAR_IN_USE`
+ReplanJob                          | PENDING         | =                     | =                     | =                     | =                     | =             | =             | =
+ReplanJob, of a change that is over | `STALE_PLAN`   | `STALE_PLAN`          | `STALE_PLAN`          | `STALE_PLAN`          | `STALE_PLAN`          | `STALE_PLAN`  | `STALE_PLAN`  | `STALE_PLAN`
+AdvanceWide                        | =               | =                     | =                     | =                     | =                     | =             | =             | =
+EndWide                            | =               | =                     | =                     | =                     | =                     | =             | =             | =
+EndWide, of a change that is over  | `STALE_PLAN`    | `STALE_PLAN`          | `STALE_PLAN`          | `STALE_PLAN`          | `STALE_PLAN`          | `STALE_PLAN`  | `STALE_PLAN`  | `STALE_PLAN`
 UseSchema                          | =               | =                     | =                     | =                     | =                     | =             | =             | =
 BeginIncarnation                   | =               | =                     | =                     | =                     | =                     | =             | =             | =
 BeginIncarnation, of a restore     | =               | =                     | RETRY_WAIT            | CANCELLED             | =                     | =             | =             | =
@@ -306,6 +316,37 @@ def late_job(m: Machine) -> c.Command:
     return c.RaiseAlert(NAME, job.uid)
 
 
+def used_calendar(m: Machine) -> c.Command:
+    """The job names a calendar, and its plan is as it was."""
+    m.done(c.SetCalendar(m.request(), "default/days", 0, CalendarSpec()))
+    spec = replace(
+        m.state.jobs[NAME].spec, exclusions=("default/days",), calendars=(m.state.index,)
+    )
+    m.done(c.UpdateJob(m.request(), NAME, *seen(m), spec, (), plan(m)))
+    return c.DeleteCalendar(m.request(), "default/days", 0)
+
+
+def wide_change(m: Machine) -> int:
+    """Changes a calendar that the job names; the id of the wide change."""
+    used_calendar(m)
+    version = m.state.calendars["default/days"].version
+    m.done(c.SetCalendar(m.request(), "default/days", version, CalendarSpec("Europe/Berlin")))
+    return m.state.index
+
+
+def replan(m: Machine) -> c.Command:
+    wide_change(m)
+    step = planner.replan(m.state, m.state.jobs[NAME], m.now_ms)
+    assert step is not None
+    return step
+
+
+def late_replan(m: Machine) -> c.Command:
+    step = replan(m)
+    m.done(c.EndWide(m.state.index))
+    return step
+
+
 MAKE: dict[str, Callable[[Machine], c.Command]] = {
     "BeginTerm": lambda m: c.BeginTerm(2, "n2", m.state.limits, "wall"),
     "CreateJob, of another name": create("default/other"),
@@ -355,6 +396,14 @@ MAKE: dict[str, Callable[[Machine], c.Command]] = {
     "LeaseUsed, stale token": lambda m: c.LeaseUsed(FIRST, token(m) - 1, 5_000),
     "RaiseAlert": lambda m: c.RaiseAlert(NAME, m.state.jobs[NAME].uid),
     "RaiseAlert, of a late job": late_job,
+    "SetCalendar": lambda m: c.SetCalendar(m.request(), "default/days", 0, CalendarSpec()),
+    "DeleteCalendar": lambda m: c.DeleteCalendar(m.request(), "default/days", 0),
+    "DeleteCalendar, named by a job": used_calendar,
+    "ReplanJob": replan,
+    "ReplanJob, of a change that is over": late_replan,
+    "AdvanceWide": lambda m: c.AdvanceWide(wide_change(m), NAME),
+    "EndWide": lambda m: c.EndWide(wide_change(m)),
+    "EndWide, of a change that is over": lambda m: c.EndWide(99),
     "UseSchema": lambda m: c.UseSchema(1),
     "BeginIncarnation": lambda m: c.BeginIncarnation("", "i1", False),
     "BeginIncarnation, of a restore": lambda m: c.BeginIncarnation("", "i1", True),

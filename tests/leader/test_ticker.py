@@ -182,7 +182,7 @@ async def test_a_job_that_cannot_be_planned_holds_up_nobody(
     planned = planner.due
     broken = {"default/broken"}
 
-    def due(job: Job, now_ms: int) -> Any:
+    def due(job: Job, now_ms: int, calendars: Any) -> Any:
         if job.name in broken:
             raise AssertionError("a bug in planning")
         return planned(job, now_ms)

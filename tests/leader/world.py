@@ -24,7 +24,17 @@ from tocsin_node.api.worker import WorkerService
 from tocsin_node.clock import ClusterClock
 from tocsin_node.config import parse
 from tocsin_node.core import command as c
-from tocsin_node.core.model import Job, JobSpec, RetryPolicy, Run, RunState, Schedule, ScheduleKind
+from tocsin_node.core.model import (
+    CalendarSpec,
+    Job,
+    JobSpec,
+    RetryPolicy,
+    Run,
+    RunState,
+    Schedule,
+    ScheduleKind,
+    Window,
+)
 from tocsin_node.core.pack import single_commands
 from tocsin_node.core.result import Result
 from tocsin_node.leader.deadlines import Deadlines
@@ -32,6 +42,7 @@ from tocsin_node.leader.dispatcher import Dispatcher
 from tocsin_node.leader.leases import Leases
 from tocsin_node.leader.ticker import Ticker
 from tocsin_node.leader.watchdog import Watchdog
+from tocsin_node.leader.wide import Wide
 from tocsin_node.raft.engine import Engine, NotLeader, OutcomeUnknown, PeerStatus
 from tocsin_node.replica import Replica
 
@@ -199,6 +210,7 @@ class Node:
         self.dispatcher = Dispatcher(self.replica, self.leases)
         self.ticker = Ticker(self.replica)
         self.watchdog = Watchdog(self.replica)
+        self.wide = Wide(self.replica)
         self.deadlines = Deadlines(self.replica)
         self.service = WorkerService(self.replica, self.dispatcher, self.leases)
 
@@ -207,10 +219,12 @@ class Node:
         self.dispatcher.start(self.engine.term)
         self.ticker.start(self.engine.term)
         self.watchdog.start(self.engine.term)
+        self.wide.start(self.engine.term)
         self.deadlines.start(self.engine.term)
 
     async def stop(self) -> None:
         await self.deadlines.stop()
+        await self.wide.stop()
         await self.watchdog.stop()
         await self.ticker.stop()
         await self.dispatcher.stop()
@@ -251,22 +265,35 @@ class Node:
         schedules = (Schedule(ScheduleKind.EVERY, every_ms=every_s * 1000),) if every_s else ()
         changes.setdefault("retry", RetryPolicy(3, 1_000, 2_000, 60_000))
         spec = JobSpec(**{"handler": "h", "schedules": schedules, **changes})
-        decisions, plan = planner.first(name, spec, self.replica.clock.now_ms())
+        spec = msgspec.structs.replace(spec, calendars=self.state.current_calendars(spec) or ())
+        calendars = self.state.calendars_of(spec)
+        decisions, plan = planner.first(name, spec, self.replica.clock.now_ms(), calendars)
         job: Job = await self.propose(c.CreateJob(self.request(), name, spec, decisions, plan))
         return job
 
     async def update(self, name: str = JOB, **changes: Any) -> Job:
         job, now_ms = self.state.jobs[name], self.replica.clock.now_ms()
-        decisions, _ = planner.settle(job, now_ms)
+        decisions, _ = planner.settle(job, now_ms, self.state.calendars_of(job.spec))
         spec = msgspec.structs.replace(job.spec, **changes)
+        spec = msgspec.structs.replace(spec, calendars=self.state.current_calendars(spec) or ())
         plan = planner.plan_after(
-            name, spec, anchor_time_ms=job.anchor_time_ms, mark_time_ms=now_ms
+            name,
+            spec,
+            anchor_time_ms=job.anchor_time_ms,
+            mark_time_ms=now_ms,
+            calendars=self.state.calendars_of(spec),
         )
         named = (job.name, job.uid, job.version, job.mark_time_ms)
         changed: Job = await self.propose(
             c.UpdateJob(self.request(), *named, spec, decisions, plan)
         )
         return changed
+
+    async def set_calendar(self, name: str, *windows: Window, **changes: Any) -> None:
+        old = self.state.calendars.get(name)
+        spec = CalendarSpec(windows=windows, **changes)
+        version = 0 if old is None else old.version
+        await self.propose(c.SetCalendar(self.request(), name, version, spec))
 
     async def trigger(self, name: str = JOB, payload: bytes | None = None) -> str:
         run: Run = await self.propose(c.TriggerJob(self.request(), name, payload))

@@ -9,11 +9,14 @@ that of a node which has lost its office without having noticed.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 from bisect import bisect_left, bisect_right
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any, cast
+
+from msgspec.structs import replace
 
 from tocsin.v1 import job_pb2, job_pb2_grpc
 from tocsin_node import admission, planner
@@ -31,6 +34,7 @@ from tocsin_node.api._pages import (
     decode_token,
     encode_token,
 )
+from tocsin_node.core import calendars as calendar_rules
 from tocsin_node.core import command as commands
 from tocsin_node.core import dependants
 from tocsin_node.core.command import Command, Plan, RequestKey, digest
@@ -142,7 +146,7 @@ class JobService(job_pb2_grpc.JobServiceServicer):
                     )
                 return self._create(key, name, spec)
             _check_etag(job, etag)
-            if job.spec == spec:
+            if _asks_for(job.spec, spec):
                 return _Known(self._updated(job, created=False, changed=False))
             self._refuse_cycle(name, spec, job.spec)
             if request.validate_only:
@@ -150,7 +154,7 @@ class JobService(job_pb2_grpc.JobServiceServicer):
                 return _Known(job_pb2.UpdateJobResponse(job=proposed, changed=True))
             return self._update(key, job, spec)
 
-        changed = await self._change(decide, context)
+        changed = await self._change(decide, context, name=name)
         if isinstance(changed, job_pb2.UpdateJobResponse):
             return changed
         job = _live(changed, name)
@@ -173,6 +177,8 @@ class JobService(job_pb2_grpc.JobServiceServicer):
                 wanted.append(_apply.Outcome(job.name, refusal=refusal))
             if number % _apply.LOOK_EVERY == _apply.LOOK_EVERY - 1:
                 await asyncio.sleep(0)
+        for one in wanted if self._replica.state.wide_active else ():
+            await self._reach(one.name, context)
         applying = _apply.Applying(
             self._replica,
             request.request_id,
@@ -198,7 +204,7 @@ class JobService(job_pb2_grpc.JobServiceServicer):
                 raise _no_job(name)
             return self._create(_apply.NO_REQUEST, name, spec)
         _check_etag(job, wanted.etag)
-        return None if job.spec == spec else self._update(_apply.NO_REQUEST, job, spec)
+        return None if _asks_for(job.spec, spec) else self._update(_apply.NO_REQUEST, job, spec)
 
     async def DeleteJob(  # noqa: N802
         self, request: job_pb2.DeleteJobRequest, context: Any
@@ -235,12 +241,13 @@ class JobService(job_pb2_grpc.JobServiceServicer):
                 return commands.PauseJob(
                     key, name, job.uid, job.version, job.mark_time_ms, note, (), plan
                 )
-            decisions, plan = planner.settle(job, self._replica.clock.now_ms())
+            calendars = self._replica.state.calendars_of(job.spec)
+            decisions, plan = planner.settle(job, self._replica.clock.now_ms(), calendars)
             return commands.PauseJob(
                 key, name, job.uid, job.version, job.mark_time_ms, note, decisions, plan
             )
 
-        job = await self._change(decide, context)
+        job = await self._change(decide, context, name=name)
         return job_pb2.PauseJobResponse(job=self._shown(job, name))
 
     async def ResumeJob(  # noqa: N802
@@ -256,12 +263,13 @@ class JobService(job_pb2_grpc.JobServiceServicer):
             job = self._present(name)
             if not job.paused:
                 return _Known(job)
-            decisions, plan = planner.resume(job, self._replica.clock.now_ms())
+            calendars = self._replica.state.calendars_of(job.spec)
+            decisions, plan = planner.resume(job, self._replica.clock.now_ms(), calendars)
             return commands.ResumeJob(
                 key, name, job.uid, job.version, job.mark_time_ms, decisions, plan
             )
 
-        job = await self._change(decide, context)
+        job = await self._change(decide, context, name=name)
         return job_pb2.ResumeJobResponse(job=self._shown(job, name))
 
     async def TriggerJob(  # noqa: N802
@@ -286,13 +294,17 @@ class JobService(job_pb2_grpc.JobServiceServicer):
             raise Refusal("RUN_NOT_FOUND", f"run {gone} is no longer kept", detail={"run": gone})
         return job_pb2.TriggerJobResponse(run=_convert.run(self._replica.state, run))
 
-    async def _change(self, decide: Decide, context: Any) -> Any:
+    async def _change(self, decide: Decide, context: Any, *, name: str = "") -> Any:
         """Decides and proposes, again while others change the same job; then what it yielded.
+
+        A job that is given by its name and waits for a wide change is reached by that one first.
 
         A refusal, and an answer without a command, count only if the state is known to be current.
         """
         is_current = False
         for attempt in range(REPLANS_MAX):
+            if name:
+                await self._reach(name, context)
             try:
                 decided = decide()
             except planner.Backlog as behind:
@@ -315,19 +327,50 @@ class JobService(job_pb2_grpc.JobServiceServicer):
             is_current = True
         raise Refusal("STALE_PLAN", "the job changes too often to be changed now; try again")
 
+    async def _reach(self, name: str, context: Any) -> None:
+        """Takes the steps of wide changes that the job still waits for."""
+        state = self._replica.state
+        for _ in range(REPLANS_MAX):
+            job = state.job(name) if state.wide_active else None
+            step = planner.replan(state, job, self._replica.clock.now_ms()) if job else None
+            if step is None:
+                return
+            with contextlib.suppress(Refused):  # somebody else came first: look again
+                await self._replica.execute(step, timeout=timeout_s(context))
+
     def _create(self, key: RequestKey, name: str, spec: JobSpec) -> commands.CreateJob:
-        decisions, plan = planner.first(name, spec, self._replica.clock.now_ms())
-        return commands.CreateJob(key, name, spec, decisions, plan)
+        planned = self._with_calendars(spec)
+        calendars = self._replica.state.calendars_of(planned)
+        decisions, plan = planner.first(name, planned, self._replica.clock.now_ms(), calendars)
+        return commands.CreateJob(key, name, planned, decisions, plan)
+
+    def _with_calendars(self, spec: JobSpec) -> JobSpec:
+        """The definition with the present versions of the calendars that it names.
+
+        Raises:
+            Refusal: CALENDAR_NOT_FOUND.
+        """
+        state = self._replica.state
+        for name in spec.exclusions:
+            if name not in state.calendars:
+                raise status.of_rejected(calendar_rules.not_found(name))
+        return replace(spec, calendars=state.current_calendars(spec) or ())
 
     def _update(self, key: RequestKey, job: Job, spec: JobSpec) -> commands.UpdateJob:
         now_ms = self._replica.clock.now_ms()
         _refuse_new_past_times(job.spec, spec, now_ms)
-        decisions, _ = planner.settle(job, now_ms)
+        state = self._replica.state
+        decisions, _ = planner.settle(job, now_ms, state.calendars_of(job.spec))
+        planned = self._with_calendars(spec)
         plan = planner.plan_after(
-            job.name, spec, anchor_time_ms=job.anchor_time_ms, mark_time_ms=now_ms
+            job.name,
+            planned,
+            anchor_time_ms=job.anchor_time_ms,
+            mark_time_ms=now_ms,
+            calendars=state.calendars_of(planned),
         )
         return commands.UpdateJob(
-            key, job.name, job.uid, job.version, job.mark_time_ms, spec, decisions, plan
+            key, job.name, job.uid, job.version, job.mark_time_ms, planned, decisions, plan
         )
 
     def _refuse_cycle(self, name: str, spec: JobSpec, before: JobSpec | None) -> None:
@@ -612,6 +655,11 @@ def _live(changed: object, name: str) -> Job:
     if changed is None or cast("Job", changed).deleted:
         raise _no_job(name)
     return cast("Job", changed)
+
+
+def _asks_for(stored: JobSpec, spec: JobSpec) -> bool:
+    """Whether a stored definition is what is asked for, whatever its calendars are like now."""
+    return (replace(stored, calendars=()) if stored.calendars else stored) == spec
 
 
 def _check_etag(job: Job, etag: int) -> None:

@@ -16,6 +16,7 @@ import msgspec
 from tocsin_node.core.model import (
     SECOND_MS,
     AttemptOutcome,
+    CalendarSpec,
     JobSpec,
     Limits,
     Outcome,
@@ -30,11 +31,22 @@ class UnknownCommand(msgspec.ValidationError):
     """The log is written in the language of a newer release; a replica must not guess."""
 
 
+class Behind(Record, frozen=True):
+    """Neighbouring nominal times before an occurrence, both ends inclusive."""
+
+    from_ms: int
+    to_ms: int
+    count: int
+    excluded: bool = False  # by a calendar; else they follow the decision's `behind_outcome`
+
+
 class Decision(Record, frozen=True):
     """What the leader decided about a job's oldest undecided nominal times, up to one occurrence.
 
     `behind_*` are those before the occurrence: COALESCED into its run, MISSED by the misfire
     policy, or SKIPPED because the job was paused. Without an occurrence there are only those.
+    Where a calendar excludes some of them, `stretches` says in order which, and is in place of
+    `behind_from_ms`, `behind_to_ms` and `behind_count`.
     """
 
     occurrence_ms: int | None
@@ -45,6 +57,14 @@ class Decision(Record, frozen=True):
     behind_count: int = 0  # 0: none
     behind_outcome: Outcome = Outcome.COALESCED
     behind_reason: str = ""  # for SKIPPED, if it is not a pause
+    stretches: tuple[Behind, ...] = ()
+
+    @property
+    def first_ms(self) -> int | None:
+        """The oldest nominal time that it decides; None: it decides none."""
+        if self.stretches:
+            return self.stretches[0].from_ms
+        return self.behind_from_ms if self.behind_count else self.occurrence_ms
 
 
 class Plan(Record, frozen=True):
@@ -300,6 +320,52 @@ class ApplyJobs(Command, frozen=True, tag=42):
     items: tuple[CreateJob | UpdateJob | str, ...]
 
 
+class SetCalendar(Command, frozen=True, tag=30):
+    """Creates or changes an exclusion calendar; the jobs that name it follow as a wide change."""
+
+    request: RequestKey
+    name: str
+    version: int  # the one that it replaces; 0: there is none
+    spec: CalendarSpec
+
+
+class DeleteCalendar(Command, frozen=True, tag=31):
+    request: RequestKey
+    name: str
+    version: int  # 0: whatever it is
+
+
+class ReplanJob(Command, frozen=True, tag=32):
+    """One step of a wide change: settles a job up to the planning instant, and plans it anew.
+
+    `decisions` are under the old rules. Where they are more than an entry can hold, `settled` is
+    False: the job stays as it is but for its mark, and further steps go on from there.
+    """
+
+    change: int  # id of the wide change
+    name: str
+    uid: int
+    version: int
+    mark_time_ms: int
+    decisions: tuple[Decision, ...]
+    plan: Plan
+    settled: bool
+    calendars: tuple[int, ...]  # the versions that the job is planned under from now on
+
+
+class AdvanceWide(Command, frozen=True, tag=33):
+    """A wide change has dealt with all names up to a cursor, so a new leader goes on from there."""
+
+    change: int
+    cursor: str
+
+
+class EndWide(Command, frozen=True, tag=34):
+    """A wide change has dealt with everything."""
+
+    change: int
+
+
 AnyCommand = (
     BeginTerm
     | CreateJob
@@ -326,6 +392,11 @@ AnyCommand = (
     | UseSchema
     | BeginIncarnation
     | ApplyJobs
+    | SetCalendar
+    | DeleteCalendar
+    | ReplanJob
+    | AdvanceWide
+    | EndWide
 )
 
 _encoder = msgspec.msgpack.Encoder()

@@ -21,12 +21,13 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from tocsin_node.core import dependants, limits, watch
+from tocsin_node.core import calendars, dependants, limits, watch, wide
 from tocsin_node.core import fence as fences
 from tocsin_node.core import lease as leases
 from tocsin_node.core.book import Book
 from tocsin_node.core.command import (
     AdvanceFence,
+    AdvanceWide,
     ApplyJobs,
     BeginIncarnation,
     BeginTerm,
@@ -35,8 +36,10 @@ from tocsin_node.core.command import (
     Complete,
     CreateJob,
     Decision,
+    DeleteCalendar,
     DeleteGate,
     DeleteJob,
+    EndWide,
     Expire,
     Fire,
     Grant,
@@ -47,10 +50,12 @@ from tocsin_node.core.command import (
     Plan,
     RaiseAlert,
     Release,
+    ReplanJob,
     RequestKey,
     ResumeJob,
     RetryRuns,
     SaveCheckpoint,
+    SetCalendar,
     SetGate,
     TriggerJob,
     UpdateJob,
@@ -167,6 +172,8 @@ def _create_job(state: State, command: CreateJob) -> Result:
         return Rejected(Reason.QUOTA_EXCEEDED, f"namespace {namespace} holds {most} jobs")
     if (refused := dependants.refusal(state, command.name, command.spec, None)) is not None:
         return refused
+    if (refused := calendars.refusal(state, command.spec)) is not None:
+        return refused
     job = Job(
         name=command.name,
         uid=state.index,
@@ -192,7 +199,7 @@ def _create_job(state: State, command: CreateJob) -> Result:
 
 def _first_decided_ms(command: CreateJob) -> int:
     """Where the ledger of a new job begins: at the oldest time that its creation decides."""
-    decided = [d.behind_from_ms if d.behind_count else d.occurrence_ms for d in command.decisions]
+    decided = [decision.first_ms for decision in command.decisions]
     return min(
         (time for time in decided if time is not None), default=command.plan.mark_time_ms + 1
     )
@@ -204,9 +211,11 @@ def _update_job(state: State, command: UpdateJob) -> Result:
     job = state.job(command.name)
     if job is None:
         return _no_job(command.name)
-    if (stale := _stale_plan(job, command)) is not None:
+    if (stale := _stale_plan(state, job, command)) is not None:
         return stale
     if (refused := dependants.refusal(state, job.name, command.spec, job.spec)) is not None:
+        return refused
+    if (refused := calendars.refusal(state, command.spec)) is not None:
         return refused
     job = _decide_all(state, job, command.decisions)
     switch = watch.edited(job, command.spec, now_ms=state.time_ms)
@@ -282,7 +291,7 @@ def _pause_job(state: State, command: PauseJob) -> Result:
     job = state.job(command.name)
     if job is None:
         return _no_job(command.name)
-    if (stale := _stale_plan(job, command)) is not None:
+    if (stale := _stale_plan(state, job, command)) is not None:
         return stale
     job = _decide_all(state, job, command.decisions)
     job = _begin_version(state, job, command.plan, paused=True, pause_note=command.note)
@@ -296,11 +305,37 @@ def _resume_job(state: State, command: ResumeJob) -> Result:
     job = state.job(command.name)
     if job is None:
         return _no_job(command.name)
-    if (stale := _stale_plan(job, command)) is not None:
+    if (stale := _stale_plan(state, job, command)) is not None:
         return stale
     job = _decide_all(state, job, command.decisions)
     job = _begin_version(state, job, command.plan, paused=False, pause_note="")
     _remember(state, command.request, command.name)
+    return Applied(job)
+
+
+def _replan_job(state: State, command: ReplanJob) -> Result:
+    """A step of a wide change, see wide.py; refused if the job no longer waits for it."""
+    job = state.job(command.name)
+    if job is None:
+        return _no_job(command.name)
+    change = wide.holding(state, job)
+    if change is None or change.id != command.change:
+        return Rejected(Reason.STALE_PLAN, f"job {job.name} does not wait for that change")
+    until_ms = wide.settle_until_ms(change, job)
+    named = (command.uid, command.version, command.mark_time_ms, command.calendars)
+    if named != (job.uid, job.version, job.mark_time_ms, wide.calendars_after(change, job)):
+        return Rejected(Reason.STALE_PLAN, f"job {job.name} changed meanwhile", _etag(job))
+    mark_ms = command.plan.mark_time_ms
+    if mark_ms > until_ms or (command.settled and mark_ms != until_ms):
+        return Rejected(Reason.STALE_PLAN, f"job {job.name} is to be settled up to {until_ms}")
+    job = _decide_all(state, job, command.decisions)
+    if command.settled:
+        spec = replace(job.spec, calendars=command.calendars)
+        job = _begin_version(state, job, command.plan, spec=spec)
+        wide.count(state, change.id)
+    else:
+        job = _planned(job, command.plan)
+        state.put_job(job)
     return Applied(job)
 
 
@@ -359,6 +394,8 @@ def _fire_job(state: State, name: str, uid: int, version: int, fire: Fire | Fire
         return Rejected(Reason.STALE_PLAN, f"job {job.name} is paused")
     if (uid, version, fire.mark_time_ms) != (job.uid, job.version, job.mark_time_ms):
         return _stale(job)
+    if state.wide_active and wide.holding(state, job) is not None:
+        return _stale(job)
     plan, now_ms = fire.plan, state.time_ms
     early = plan.mark_time_ms > now_ms
     for decision in fire.decisions:
@@ -389,11 +426,12 @@ def _decide(state: State, job: Job, decision: Decision, *, used_up: bool) -> int
     Returns:
         How many occurrences run or are covered.
     """
-    if decision.behind_count and decision.behind_outcome in _BEHIND_REASONS:
+    behind = decision.behind_count or decision.stretches
+    if behind and decision.behind_outcome in _BEHIND_REASONS:
         outcome = decision.behind_outcome
         reason = decision.behind_reason or _BEHIND_REASONS[outcome]
         _record_behind(state, job, decision, outcome, reason=reason)
-        decision = replace(decision, behind_count=0)
+        decision = replace(decision, behind_count=0, stretches=())
     occurrence_ms = decision.occurrence_ms
     if occurrence_ms is None:
         return 0
@@ -418,7 +456,7 @@ def _decide(state: State, job: Job, decision: Decision, *, used_up: bool) -> int
             replace(
                 run,
                 covers_to_ms=occurrence_ms,
-                covers_count=run.covers_count + decision.behind_count + 1,
+                covers_count=run.covers_count + _covered_count(decision),
                 revision=state.index,
             )
         )
@@ -428,7 +466,7 @@ def _decide(state: State, job: Job, decision: Decision, *, used_up: bool) -> int
         _record(state, job, occurrence_ms, Outcome.RUN, run=_open_name(job, run))
         if run.name not in state.runs:  # firing the same occurrence twice is a no-op
             state.put_run(run)
-    return decision.behind_count + 1
+    return _covered_count(decision)
 
 
 def _starts_too_late(state: State, job: Job, decision: Decision) -> bool:
@@ -502,11 +540,13 @@ def _executed_alike(made: JobSpec, present: JobSpec) -> bool:
         catchup_limit=present.catchup_limit,
         jitter_ms=present.jitter_ms,
         max_runs=present.max_runs,
+        exclusions=present.exclusions,
+        on_excluded=present.on_excluded,
+        calendars=present.calendars,
     )
 
 
 def _new_run(state: State, job: Job, decision: Decision, occurrence_ms: int) -> Run:
-    coalesced = decision.behind_count > 0
     return Run(
         name=f"{job.name}/{utc_name(occurrence_ms)}",
         job=job.name,
@@ -518,9 +558,9 @@ def _new_run(state: State, job: Job, decision: Decision, occurrence_ms: int) -> 
         create_time_ms=state.time_ms,
         revision=state.index,
         ready_time_ms=decision.due_time_ms,
-        covers_from_ms=decision.behind_from_ms if coalesced else occurrence_ms,
+        covers_from_ms=_covers_from_ms(decision, occurrence_ms),
         covers_to_ms=occurrence_ms,
-        covers_count=decision.behind_count + 1,
+        covers_count=_covered_count(decision),
         create_index=state.index,
     )
 
@@ -528,6 +568,7 @@ def _new_run(state: State, job: Job, decision: Decision, occurrence_ms: int) -> 
 def _record_behind(
     state: State, job: Job, decision: Decision, outcome: Outcome, *, run: str = "", reason: str = ""
 ) -> None:
+    """Writes what is before the occurrence: as it says, but for what a calendar excludes."""
     if decision.behind_count:
         state.record(
             job,
@@ -538,6 +579,31 @@ def _record_behind(
             run=run,
             reason=reason,
         )
+    for each in decision.stretches:
+        state.record(
+            job,
+            each.from_ms,
+            each.to_ms,
+            each.count,
+            Outcome.SKIPPED if each.excluded else outcome,
+            run="" if each.excluded else run,
+            reason=calendars.EXCLUDED if each.excluded else reason,
+        )
+
+
+def _covers_from_ms(decision: Decision, occurrence_ms: int) -> int:
+    """The oldest nominal time that the occurrence stands for."""
+    if decision.behind_count:
+        return decision.behind_from_ms
+    covered = (each.from_ms for each in decision.stretches if not each.excluded)
+    return next(covered, occurrence_ms)
+
+
+def _covered_count(decision: Decision) -> int:
+    """How many nominal times the occurrence stands for, itself included."""
+    if not decision.stretches:
+        return decision.behind_count + 1
+    return sum(each.count for each in decision.stretches if not each.excluded) + 1
 
 
 def _record(
@@ -928,6 +994,27 @@ def _gate_moved(gate: Gate | None, version: int) -> Rejected | None:
     )
 
 
+# -- calendars -------------------------------------------------------------------------------------
+
+
+def _set_calendar(state: State, command: SetCalendar) -> Result:
+    if (known := _known_request(state, command.request, state.calendars)) is not None:
+        return known
+    result = calendars.set_calendar(state, command)
+    if isinstance(result, Applied):
+        _remember(state, command.request, command.name)
+    return result
+
+
+def _delete_calendar(state: State, command: DeleteCalendar) -> Result:
+    if (known := _known_request(state, command.request, {})) is not None:
+        return known
+    result = calendars.delete_calendar(state, command)
+    if isinstance(result, Applied):
+        _remember(state, command.request, command.name)
+    return result
+
+
 # -- checks ----------------------------------------------------------------------------------------
 
 
@@ -963,8 +1050,12 @@ def _remember(state: State, key: RequestKey, subject: str) -> None:
         state.remember(key.id, Request(key.digest, subject, state.index, state.time_ms))
 
 
-def _stale_plan(job: Job, command: UpdateJob | PauseJob | ResumeJob) -> Rejected | None:
+def _stale_plan(
+    state: State, job: Job, command: UpdateJob | PauseJob | ResumeJob
+) -> Rejected | None:
     """Refuses a plan that was made for another state of the job than the present one."""
+    if state.wide_active and wide.holding(state, job) is not None:
+        return Rejected(Reason.STALE_PLAN, f"job {job.name} waits for a wide change", _etag(job))
     named = (command.uid, command.version, command.mark_time_ms)
     if named == (job.uid, job.version, job.mark_time_ms):
         return None
@@ -1056,6 +1147,11 @@ _HANDLERS: dict[type[Command], Callable[[State, Any], Result]] = {
     UseSchema: _use_schema,
     BeginIncarnation: _begin_incarnation,
     ApplyJobs: _apply_jobs,
+    SetCalendar: _set_calendar,
+    DeleteCalendar: _delete_calendar,
+    ReplanJob: _replan_job,
+    AdvanceWide: wide.advance,
+    EndWide: wide.end,
 }
 
 _GROUP_HANDLERS: dict[type[Group], Callable[[State, Any], list[Result]]] = {

@@ -113,6 +113,68 @@ class Schedule(Record, frozen=True):
     end_time_ms: int | None = None
 
 
+class Dates(Record, frozen=True):
+    """Local days, both inclusive, as 2026-12-25."""
+
+    first: str
+    last: str
+
+
+class Window(Record, frozen=True):
+    """A weekly window of local time, up to, not including, its end."""
+
+    weekdays: int  # bit n is set for weekday n, 0 = Sunday
+    from_s: int  # second of the day
+    to_s: int  # up to 86,400; if not later than from_s, of the next day
+
+
+class CalendarSpec(Record, frozen=True):
+    """When jobs that name the calendar do not run; schedule/exclusion.py gives it meaning."""
+
+    time_zone: str = "UTC"
+    dates: tuple[Dates, ...] = ()
+    windows: tuple[Window, ...] = ()
+    crons: tuple[str, ...] = ()
+    description: str = ""
+
+
+class Calendar(Record, frozen=True):
+    """A named exclusion calendar. While jobs name it, it is there."""
+
+    name: str  # namespace/calendar
+    uid: int  # log index of its creation
+    version: int  # log index of its last change
+    spec: CalendarSpec
+    create_time_ms: int
+    update_time_ms: int
+
+
+class OnExcluded(enum.StrEnum):
+    """What becomes of an occurrence whose nominal time is excluded."""
+
+    SKIP = "skip"
+    NEXT = "next"  # due at the next instant that is not excluded
+
+
+class WideKind(enum.StrEnum):
+    """What a wide change does to each job or run; see wide.py."""
+
+    CALENDAR = "calendar"
+
+
+class WideChange(Record, frozen=True):
+    """A change of many jobs or runs, in bounded entries; see wide.py."""
+
+    id: int  # log index of the entry that began it
+    kind: WideKind
+    subject: str  # what it is about: for CALENDAR, the name of the calendar
+    time_ms: int  # the planning instant: what came due up to it is decided as it was before
+    total: int  # how many jobs or runs it was about when it began
+    done: int = 0  # how many it has reached
+    cursor: str = ""  # all whose names sort up to here are done
+    end_time_ms: int | None = None  # None: it goes on
+
+
 class RetryPolicy(Record, frozen=True):
     max_attempts: int = 3
     initial_backoff_ms: int = 10_000
@@ -146,6 +208,9 @@ class JobSpec(Record, frozen=True):
     max_concurrent_per_key: int = 0
     after: tuple[After, ...] = ()  # each end of their runs makes a run of this job
     must_succeed_within_ms: int = 0  # else an alert is raised; 0: it need not
+    exclusions: tuple[str, ...] = ()  # calendars, namespace/calendar, sorted
+    on_excluded: OnExcluded = OnExcluded.SKIP
+    calendars: tuple[int, ...] = ()  # the version of each of them that it was planned under
 
 
 class Watch(Record, frozen=True):

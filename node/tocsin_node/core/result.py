@@ -30,6 +30,9 @@ class Reason(enum.StrEnum):
     RUN_SUCCEEDED = "RUN_SUCCEEDED"
     RUN_LAPSED = "RUN_LAPSED"  # the ledger says that its occurrence was skipped
     QUEUE_NOT_FOUND = "QUEUE_NOT_FOUND"
+    CALENDAR_NOT_FOUND = "CALENDAR_NOT_FOUND"
+    CALENDAR_IN_USE = "CALENDAR_IN_USE"  # jobs name it
+    WIDE_CHANGE_IN_PROGRESS = "WIDE_CHANGE_IN_PROGRESS"  # a wide change of the same thing goes on
     DEADLINE_PASSED = "DEADLINE_PASSED"  # the run never started, and must not any more
 
 

@@ -22,6 +22,8 @@ from tocsin_node.core.due import Due
 from tocsin_node.core.ledger import Ledger
 from tocsin_node.core.model import (
     FINAL_STATES,
+    Calendar,
+    CalendarSpec,
     Fence,
     Gate,
     Job,
@@ -39,6 +41,7 @@ from tocsin_node.core.model import (
     ScopeKind,
     Span,
     Term,
+    WideChange,
     namespace_of,
 )
 
@@ -102,10 +105,15 @@ class State:
         self.request_floor_ms = 0  # every request accepted after it is known
         self.fences: dict[str, Fence] = {}  # by resource
         self.gates: dict[Scope, Gate] = {}
+        self.calendars: dict[str, Calendar] = {}  # by name
+        self.calendar_versions: dict[tuple[str, int], CalendarSpec] = {}  # by name and version
+        self.wide: dict[int, WideChange] = {}  # by id, those that go on and the last that ended
         self.captures = 0
         self.changed_gates: dict[Scope, None] = {}
         self.changed_runs: OrderedSet = {}  # by the entry that is being applied
         self.changed_jobs: OrderedSet = {}
+        self.changed_calendars: OrderedSet = {}
+        self.changed_wide: dict[int, None] = {}
         # -- indexes
         self.jobs_by_namespace: Counter[str] = Counter()
         self.books: dict[str, Book] = {}  # by job, of those that have runs
@@ -121,6 +129,9 @@ class State:
         self.failed_count = 0
         self.alerted: OrderedSet = {}  # jobs that show an alert
         self.dependants: dict[str, OrderedSet] = {}  # jobs that run after one, by its name
+        self.calendar_jobs: dict[str, OrderedSet] = {}  # jobs that name a calendar, by its name
+        self.wide_active: dict[int, WideChange] = {}  # those that are not over, oldest first
+        self._calendar_uses: Counter[tuple[str, int]] = Counter()  # by name and version
         self._cells: dict[Scope, Cell] = {}  # but those of jobs
         self._strays: dict[str, tuple[Scope, int]] = {}  # held runs whose job has left their key
         self._request_ids: deque[str] = deque()  # oldest first
@@ -208,6 +219,19 @@ class State:
         cells = [*self._cells.values(), *(book.cell for book in self.books.values())]
         return {cell.scope: cell.held for cell in cells if cell.held}
 
+    def calendars_of(self, spec: JobSpec) -> tuple[CalendarSpec, ...]:
+        """The calendars that a stored definition was planned under, as they were then."""
+        return tuple(
+            self.calendar_versions[named]
+            for named in zip(spec.exclusions, spec.calendars, strict=True)
+        )
+
+    def current_calendars(self, spec: JobSpec) -> tuple[int, ...] | None:
+        """The present versions of the calendars that a definition names; None: one is missing."""
+        found = [self.calendars.get(name) for name in spec.exclusions]
+        versions = tuple(each.version for each in found if each is not None)
+        return versions if len(versions) == len(found) else None
+
     def next_due_ms(self) -> int | None:
         """Start of the first second in which a job is due (UTC milliseconds); None: never."""
         return self._due.next_ms()
@@ -270,6 +294,7 @@ class State:
         self.index = index
         self.time_ms = max(self.time_ms, stamp_ms)
         self.changed_runs, self.changed_jobs, self.changed_gates = {}, {}, {}
+        self.changed_calendars, self.changed_wide = {}, {}
 
     def end_entry(self) -> None:
         """Notes what the entry has changed, for those who ask by log index."""
@@ -294,6 +319,7 @@ class State:
         if before is None:
             self.jobs_by_namespace[namespace_of(job.name)] += 1
             self.jobs[job.name] = job
+            self._use_calendars(job.spec, +1)
             self._index_after(None, job)
             self._due.add(job)
             self._index_key(job)
@@ -306,6 +332,7 @@ class State:
             if changed or moved:
                 self._due.leave(before)
             if before.version != job.version:
+                self._use_calendars(job.spec, +1)
                 self._keep_version(before)
             self.jobs[job.name] = job
             if changed or moved:
@@ -347,6 +374,7 @@ class State:
         if ledger is not None:
             for version in ledger.versions():
                 self._leave_version(job, version)
+        self._use_calendars(job.spec, -1)
         self.changed_jobs[name] = None
 
     def put_run(self, run: Run) -> None:
@@ -387,6 +415,31 @@ class State:
     def spend(self, scope: Scope, gate: Gate) -> None:
         """Notes the level of a gate's bucket; its settings are as they were."""
         self.gates[scope] = gate
+
+    def put_calendar(self, calendar: Calendar) -> None:
+        before = self.calendars.get(calendar.name)
+        self.calendars[calendar.name] = calendar
+        self.calendar_versions[calendar.name, calendar.version] = calendar.spec
+        self._use_calendar((calendar.name, calendar.version), +1)
+        if before is not None:
+            self._use_calendar((before.name, before.version), -1)
+        self.changed_calendars[calendar.name] = None
+
+    def put_wide(self, change: WideChange) -> None:
+        self.wide[change.id] = change
+        if change.end_time_ms is None:
+            self.wide_active[change.id] = change
+        else:
+            self.wide_active.pop(change.id, None)
+        self.changed_wide[change.id] = None
+
+    def drop_wide(self, id_: int) -> None:
+        del self.wide[id_]
+
+    def drop_calendar(self, name: str) -> None:
+        calendar = self.calendars.pop(name)
+        self._use_calendar((name, calendar.version), -1)
+        self.changed_calendars[name] = None
 
     def begin_ledger(self, name: str, floor_ms: int) -> None:
         """Begins the ledger of a job that decides times before its creation."""
@@ -514,9 +567,13 @@ class State:
         if before is not None:
             for after in before.spec.after:
                 _discard(self.dependants, after.job, before.name)
+            for calendar in before.spec.exclusions:
+                _discard(self.calendar_jobs, calendar, before.name)
         if job is not None and not job.deleted:
             for after in job.spec.after:
                 self.dependants.setdefault(after.job, {})[job.name] = None
+            for calendar in job.spec.exclusions:
+                self.calendar_jobs.setdefault(calendar, {})[job.name] = None
 
     def _keep_version(self, job: Job) -> None:
         """A version that is over lives as long as a run or the ledger refers to it."""
@@ -527,6 +584,19 @@ class State:
         if uses:
             self.versions[job.name, job.version] = job.spec
             self._version_uses[job.name, job.version] = uses
+        else:
+            self._use_calendars(job.spec, -1)
+
+    def _use_calendars(self, spec: JobSpec, step: int) -> None:
+        """A calendar's version lives as long as it is the present one or a version names it."""
+        for key in zip(spec.exclusions, spec.calendars, strict=True):
+            self._use_calendar(key, step)
+
+    def _use_calendar(self, key: tuple[str, int], step: int) -> None:
+        self._calendar_uses[key] += step
+        if not self._calendar_uses[key]:
+            del self._calendar_uses[key]
+            self.calendar_versions.pop(key, None)
 
     def _leave_version(self, job: Job, version: int) -> None:
         """One use of a version is over. The present one is the job's, however many it has."""
@@ -536,7 +606,7 @@ class State:
         self._version_uses[key] -= 1
         if not self._version_uses[key]:
             del self._version_uses[key]
-            del self.versions[key]
+            self._use_calendars(self.versions.pop(key), -1)
 
     def _index_run(self, run: Run) -> None:
         name, state, book = run.name, run.state, self.book_of(run)
@@ -628,6 +698,9 @@ class Captured:
         self._terms = list(state.terms)
         self._fences = state.fences.copy()
         self._gates = state.gates.copy()
+        self._calendars = state.calendars.copy()
+        self._calendar_versions = state.calendar_versions.copy()
+        self._wide = state.wide.copy()
 
     def chunks(self) -> Iterator[bytes]:
         """The state in pieces of bounded size, for `restore_chunks`; equal states give equal bytes.
@@ -637,6 +710,8 @@ class Captured:
         """
         yield msgspec.msgpack.encode(self._head)
         sections: list[tuple[str, Iterable[object]]] = [
+            ("calendars", self._calendars.values()),
+            ("calendar_versions", ((*key, spec) for key, spec in self._calendar_versions.items())),
             ("jobs", self._jobs.values()),
             ("versions", ((*key, spec) for key, spec in self._versions.items())),
             (
@@ -652,6 +727,7 @@ class Captured:
             ("terms", self._terms),
             ("fences", self._fences.values()),
             ("gates", self._gates.values()),
+            ("wide", self._wide.values()),
         ]
         for name, rows in sections:
             remaining = iter(rows)
@@ -769,6 +845,7 @@ def _split(data: bytes) -> Iterator[bytes]:
 
 def _load_job(state: State, job: Job) -> None:
     state.jobs[job.name] = job
+    state._use_calendars(job.spec, +1)
     state.jobs_by_namespace[namespace_of(job.name)] += 1
     state._due.add(job)
     if job.spec.concurrency_key:
@@ -782,6 +859,7 @@ def _load_job(state: State, job: Job) -> None:
 def _load_version(state: State, row: tuple[str, int, JobSpec]) -> None:
     name, version, spec = row
     state.versions[name, version] = spec
+    state._use_calendars(spec, +1)
 
 
 def _load_ledger(state: State, row: tuple[str, int, list[Range], tuple[Span, ...]]) -> None:
@@ -824,6 +902,20 @@ def _load_fence(state: State, fence: Fence) -> None:
     state.put_fence(fence)
 
 
+def _load_calendar(state: State, calendar: Calendar) -> None:
+    state.calendars[calendar.name] = calendar
+    state._use_calendar((calendar.name, calendar.version), +1)
+
+
+def _load_calendar_version(state: State, row: tuple[str, int, CalendarSpec]) -> None:
+    name, version, spec = row
+    state.calendar_versions[name, version] = spec
+
+
+def _load_wide(state: State, change: WideChange) -> None:
+    state.put_wide(change)
+
+
 def _load_gate(state: State, gate: Gate) -> None:
     state.gates[gate.kind, gate.name] = gate
 
@@ -843,6 +935,9 @@ _LOADERS: dict[str, _Loader] = {
     "terms": _loader(Term, _load_term),
     "fences": _loader(Fence, _load_fence),
     "gates": _loader(Gate, _load_gate),
+    "calendars": _loader(Calendar, _load_calendar),
+    "calendar_versions": _loader(tuple[str, int, CalendarSpec], _load_calendar_version),
+    "wide": _loader(WideChange, _load_wide),
 }
 
 

@@ -16,7 +16,7 @@ import logging
 from collections import deque
 
 from tocsin_node import planner
-from tocsin_node.core.command import Fire
+from tocsin_node.core.command import Fire, ReplanJob
 from tocsin_node.core.model import SECOND_MS, Job
 from tocsin_node.core.result import Reason, Rejected
 from tocsin_node.leader.wake import RETRY_MS, SLEEP_MS_MAX, Tasks, Wake, repeat
@@ -93,10 +93,10 @@ class Ticker:
     def _may_plan(self, job: Job) -> bool:
         return job.name not in self._in_flight and self._unplannable.get(job.name) is not job
 
-    async def _plan(self) -> list[Fire]:
+    async def _plan(self) -> list[Fire | ReplanJob]:
         """Decides jobs of the backlog, giving way to the rest of the node between slices."""
         state, clock = self._replica.state, self._replica.clock
-        batch: dict[str, Fire] = {}
+        batch: dict[str, Fire | ReplanJob] = {}
         began_ms = clock.elapsed_ms()
         while self._backlog and len(batch) < BATCH_MAX:
             job = self._backlog.popleft()
@@ -110,10 +110,17 @@ class Ticker:
                 began_ms = clock.elapsed_ms()
         return list(batch.values())
 
-    def _decide(self, job: Job, now_ms: int) -> Fire | None:
-        """One job's decision; a job that cannot be decided must not keep the others from firing."""
+    def _decide(self, job: Job, now_ms: int) -> Fire | ReplanJob | None:
+        """One job's decision; a job that cannot be decided must not keep the others from firing.
+
+        A job that waits for a wide change is replanned at once, and fires by its new plan.
+        """
+        state = self._replica.state
         try:
-            decisions, plan = planner.due(job, now_ms)
+            step = planner.replan(state, job, now_ms) if state.wide_active else None
+            if step is not None:
+                return step
+            decisions, plan = planner.due(job, now_ms, state.calendars_of(job.spec))
         except Exception:
             log.exception("job %s cannot be planned; it is left alone until it changes", job.name)
             self._unplannable[job.name] = job
@@ -125,7 +132,7 @@ class Ticker:
         self._unplannable.pop(job.name, None)
         return Fire(job.name, job.uid, job.version, job.mark_time_ms, decisions, plan)
 
-    async def _propose(self, batch: list[Fire]) -> None:
+    async def _propose(self, batch: list[Fire | ReplanJob]) -> None:
         """Proposes decisions. Whatever comes of it, what is still due then is decided anew."""
         try:
             results = await self._replica.execute_many(batch, reserved=True)

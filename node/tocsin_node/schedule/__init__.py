@@ -6,6 +6,7 @@
     zone       offsets of the packaged zone database
     fires      wall times to instants, with the rules for gaps and folds; the memo
     timetable  all schedules of a job: next, newest, count
+    exclusion  calendars: the instants at which jobs that name them do not run
     words      preview, description and warnings for people
 
 Only a leader evaluates; what it finds travels in the log as instants, and no replica computes one.
@@ -13,6 +14,12 @@ Only a leader evaluates; what it finds travels in the log as instants, and no re
 
 from tocsin_node.schedule.cron import CronSpec, parse_cron
 from tocsin_node.schedule.errors import BadSchedule
+from tocsin_node.schedule.exclusion import (
+    CalendarRules,
+    Exclusion,
+    exclusion_of,
+    validate_calendar,
+)
 from tocsin_node.schedule.fires import FOLD_RULES, GAP_RULES, next_fires
 from tocsin_node.schedule.timetable import ScheduleSpec, Timetable, jitter_ms, validate_schedule
 from tocsin_node.schedule.words import Fire, describe, preview, surprises
@@ -22,11 +29,14 @@ __all__ = [
     "FOLD_RULES",
     "GAP_RULES",
     "BadSchedule",
+    "CalendarRules",
     "CronSpec",
+    "Exclusion",
     "Fire",
     "ScheduleSpec",
     "Timetable",
     "describe",
+    "exclusion_of",
     "jitter_ms",
     "load_zone",
     "next_fires",
@@ -35,5 +45,6 @@ __all__ = [
     "surprises",
     "tzdata_version",
     "use_packaged_zones",
+    "validate_calendar",
     "validate_schedule",
 ]

@@ -1,0 +1,435 @@
+"""Exclusion calendars: at which instants the jobs that name them do not run.
+
+A calendar is a set of seconds of its zone's local clock, given as dates, weekly windows and cron
+expressions. An instant is excluded if the local time that it shows is in the set: so where the
+clock is put back, both passes are, and local times that the clock skips exclude nothing.
+
+    rule     excludes
+    dates    the local days from the first to the last, both inclusive
+    windows  on each of its weekdays, from one local time up to, not including, another; one that
+             is not later belongs to the next day
+    crons    what matches: the whole minute with five fields, the second with six
+
+Several calendars exclude what any of them does. Each UTC day is one whole number with a bit for
+each second, so the answer costs the same however many rules say it, and rules that touch or
+overlap are one stretch. Questions and answers are integer UTC seconds.
+"""
+
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import date
+from typing import Final, Protocol
+
+from tocsin_node.schedule.cron import CronSpec, parse_cron
+from tocsin_node.schedule.errors import BadSchedule
+from tocsin_node.schedule.fires import END_TIME_S, FIRST_TIME_S
+from tocsin_node.schedule.wall import DAY_S, LAST_YEAR, days_in_month
+from tocsin_node.schedule.zone import Zone, load_zone
+
+DATES_MAX: Final = 1_000
+WINDOWS_MAX: Final = 64
+CRONS_MAX: Final = 16
+
+# Days without a gap that windows and expressions alone may exclude, before that counts as for
+# ever. More than four years, so that what leaves out only 29 February is still seen to end.
+WALK_DAYS_MAX: Final = 1_500
+
+_FULL: Final = (1 << DAY_S) - 1
+_EPOCH_ORDINAL: Final = date(1970, 1, 1).toordinal()
+_LAST_DAY: Final = END_TIME_S // DAY_S - 1
+_DAYS_KEPT: Final = 64  # of one exclusion, at most 11 KB each
+_KINDS_KEPT: Final = 64
+_COMPILED_MAX: Final = 256
+_WEEKDAYS: Final = ("SUN", "MON", "TUE", "WED", "THU", "FRI", "SAT")
+
+
+class DatesSpec(Protocol):
+    """Local days, both inclusive, as YYYY-MM-DD."""
+
+    @property
+    def first(self) -> str: ...
+    @property
+    def last(self) -> str: ...
+
+
+class WindowSpec(Protocol):
+    """A weekly window: bit n of `weekdays` is set for weekday n, 0 = Sunday; seconds of the day."""
+
+    @property
+    def weekdays(self) -> int: ...
+    @property
+    def from_s(self) -> int: ...
+    @property
+    def to_s(self) -> int: ...
+
+
+class CalendarRules(Protocol):
+    """A calendar as stored; see the table of the module."""
+
+    @property
+    def time_zone(self) -> str: ...
+    @property
+    def dates(self) -> Sequence[DatesSpec]: ...
+    @property
+    def windows(self) -> Sequence[WindowSpec]: ...
+    @property
+    def crons(self) -> Sequence[str]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Excluded instants without a gap: from one (inclusive) up to another; None: for ever."""
+
+    from_s: int
+    to_s: int | None
+
+
+def validate_calendar(rules: CalendarRules) -> None:
+    """Refuses a calendar that cannot be evaluated.
+
+    Raises:
+        BadSchedule: BAD_CRON, BAD_TIME_ZONE or FIELD_INVALID, with the field such as `dates[2]`.
+    """
+    load_zone(rules.time_zone)
+    for name, most in (("dates", DATES_MAX), ("windows", WINDOWS_MAX), ("crons", CRONS_MAX)):
+        count = len(getattr(rules, name))
+        if count > most:
+            raise BadSchedule("FIELD_INVALID", name, count, f"at most {most}", "too many")
+    for number, dates in enumerate(rules.dates):
+        first = _epoch_day(dates.first, f"dates[{number}]")
+        if _epoch_day(dates.last, f"dates[{number}]") < first:
+            allowed = f"a last day not before the first ({dates.first})"
+            raise BadSchedule(
+                "FIELD_INVALID", f"dates[{number}]", dates.last, allowed, "it ends before it starts"
+            )
+    for number, window in enumerate(rules.windows):
+        _check_window(window, f"windows[{number}]")
+    for number, expression in enumerate(rules.crons):
+        try:
+            parse_cron(expression)
+        except BadSchedule as error:
+            raise BadSchedule(
+                error.reason, f"crons[{number}]", error.value, error.allowed, f"bad {error.field}"
+            ) from error
+
+
+def _check_window(window: WindowSpec, field: str) -> None:
+    if not 0 < window.weekdays < 1 << 7:
+        raise BadSchedule(
+            "FIELD_INVALID", field, window.weekdays, "at least one weekday", "it never begins"
+        )
+    if not 0 <= window.from_s < DAY_S or not 0 <= window.to_s <= DAY_S:
+        allowed = "local times from 00:00 to 24:00"
+        raise BadSchedule(
+            "FIELD_INVALID", field, f"{window.from_s}-{window.to_s} s", allowed, "out of range"
+        )
+    if window.from_s == window.to_s:
+        allowed = "two different times; 00:00-24:00 for the whole day"
+        shown = clock_text(window.from_s)
+        raise BadSchedule("FIELD_INVALID", field, f"{shown}-{shown}", allowed, "empty or a day?")
+
+
+def exclusion_of(calendars: Sequence[CalendarRules]) -> "Exclusion":
+    """What some calendars exclude together; the same object for the same calendar objects.
+
+    Raises:
+        BadSchedule: as `validate_calendar`.
+    """
+    key = tuple(map(id, calendars))
+    kept = _compiled.get(key)
+    # The calendars are kept with the answer, so an identity in the key means the same object.
+    if kept is None:
+        for rules in calendars:
+            validate_calendar(rules)
+        kept = _compiled[key] = Exclusion(calendars)
+        if len(_compiled) > _COMPILED_MAX:
+            _compiled.popitem(last=False)
+    else:
+        _compiled.move_to_end(key)
+    return kept
+
+
+class Exclusion:
+    """The union of some calendars. Immutable but for a memo of days."""
+
+    __slots__ = ("_calendars", "_days", "_endless_from_s", "rules")
+
+    def __init__(self, calendars: Sequence[CalendarRules]) -> None:
+        """Internal; use `exclusion_of`."""
+        self.rules: Final = tuple(calendars)
+        self._calendars: Final = tuple(map(_Calendar, calendars))
+        self._days: OrderedDict[int, int] = OrderedDict()
+        self._endless_from_s = END_TIME_S  # nothing is allowed from here on
+
+    def excluded(self, time_s: int) -> bool:
+        """Whether an instant is excluded; those before 1970 and after LAST_YEAR are not."""
+        if not FIRST_TIME_S <= time_s < END_TIME_S:
+            return False
+        day, second = divmod(time_s, DAY_S)
+        mask = self._mask(day)
+        return bool(mask) and bool(mask >> second & 1)
+
+    def next_allowed(self, time_s: int) -> int | None:
+        """The first instant at or after another that is not excluded; None: there is none.
+
+        Also None after more than WALK_DAYS_MAX days that windows and expressions exclude whole.
+        """
+        if not FIRST_TIME_S <= time_s < END_TIME_S:
+            return time_s
+        if time_s >= self._endless_from_s:
+            return None
+        day, second = divmod(time_s, DAY_S)
+        for _ in range(WALK_DAYS_MAX):
+            mask = self._mask(day)
+            if mask is not _FULL:
+                free = (_FULL ^ mask) >> second
+                if free:
+                    return day * DAY_S + second + _lowest_bit(free)
+            day, second = max(day + 1, *(one.full_until(day) for one in self._calendars)), 0
+            if day > _LAST_DAY:
+                break
+        self._endless_from_s = time_s
+        return None
+
+    def last_allowed(self, time_s: int, floor_s: int) -> int | None:
+        """The newest instant in [floor_s, time_s] that is not excluded; None: there is none."""
+        if not FIRST_TIME_S <= time_s < END_TIME_S:
+            return time_s if time_s >= floor_s else None
+        day, second = divmod(time_s, DAY_S)
+        while day >= 0 and day * DAY_S + second >= floor_s:
+            free = (_FULL ^ self._mask(day)) & ((2 << second) - 1)
+            if free:
+                found = day * DAY_S + free.bit_length() - 1
+                return found if found >= floor_s else None
+            day, second = min(day - 1, *(one.full_since(day) for one in self._calendars)), DAY_S - 1
+        return None
+
+    def next_excluded(self, time_s: int, until_s: int) -> int | None:
+        """The first excluded instant in [time_s, until_s]; None: there is none."""
+        time_s, until_s = max(time_s, FIRST_TIME_S), min(until_s, END_TIME_S - 1)
+        if time_s > until_s:
+            return None
+        day, second = divmod(time_s, DAY_S)
+        while day * DAY_S + second <= until_s:
+            blocked = self._mask(day) >> second
+            if blocked:
+                found = day * DAY_S + second + _lowest_bit(blocked)
+                return found if found <= until_s else None
+            day, second = self._clear_until(day), 0
+        return None
+
+    def stretches(self, after_s: int, until_s: int) -> Iterator[Stretch]:
+        """The stretches that begin or go on in (after_s, until_s], in order."""
+        time_s: int | None = after_s + 1
+        while time_s is not None:
+            from_s = self.next_excluded(time_s, until_s)
+            if from_s is None:
+                return
+            time_s = self.next_allowed(from_s)
+            yield Stretch(from_s, time_s)
+
+    def why(self, time_s: int) -> list[tuple[int, str]]:
+        """Which rules exclude an instant: the number of the calendar, and the rule in words."""
+        return [
+            (number, text) for number, one in enumerate(self._calendars) for text in one.why(time_s)
+        ]
+
+    def _clear_until(self, day: int) -> int:
+        return min((one.clear_until(day) for one in self._calendars), default=_LAST_DAY + 1)
+
+    def _mask(self, day: int) -> int:
+        """The excluded seconds of a UTC day, as bits."""
+        mask = self._days.get(day)
+        if mask is None:
+            mask = 0
+            for one in self._calendars:
+                more = one.utc_mask(day)
+                mask = _FULL if more is _FULL else mask | more if mask else more
+                if mask is _FULL:
+                    break
+            else:
+                if mask == _FULL:
+                    mask = _FULL  # the one object that stands for it
+            self._days[day] = mask
+            if len(self._days) > _DAYS_KEPT:
+                self._days.popitem(last=False)
+        return mask
+
+
+class _Calendar:
+    """One calendar, ready to be asked."""
+
+    __slots__ = (
+        "_crons", "_ends", "_has_times", "_kinds", "_rules", "_starts", "_windows", "_zone",
+    )  # fmt: skip
+
+    def __init__(self, rules: CalendarRules) -> None:
+        self._rules = rules
+        self._zone: Zone = load_zone(rules.time_zone)
+        self._starts, self._ends = _merged_days(rules.dates)
+        self._windows = _weekday_masks(rules.windows)
+        self._crons = [(spec, _time_mask(spec)) for spec in map(parse_cron, rules.crons)]
+        self._kinds: dict[tuple[int, int], int] = {}  # masks, by weekday and matching expressions
+        self._has_times = bool(rules.windows or rules.crons)
+
+    def utc_mask(self, day: int) -> int:
+        """The excluded seconds of a UTC day."""
+        if all(self._local_mask(near) is _FULL for near in (day - 1, day, day + 1)):
+            return _FULL
+        mask, start_s = 0, day * DAY_S
+        time_s = start_s
+        while time_s < start_s + DAY_S:
+            segment = self._zone.segment_at(time_s)
+            end_s = min(segment.end_time_s, start_s + DAY_S)
+            wall_s, wall_end_s = time_s + segment.offset_s, end_s + segment.offset_s
+            shift = time_s - start_s
+            while wall_s < wall_end_s:
+                local_day, second = divmod(wall_s, DAY_S)
+                length = min(DAY_S - second, wall_end_s - wall_s)
+                bits = self._local_mask(local_day) >> second
+                if bits and length < DAY_S - second:
+                    bits &= (1 << length) - 1
+                if bits:
+                    mask |= bits << shift
+                wall_s, shift = wall_s + length, shift + length
+            time_s = end_s
+        return mask
+
+    def _local_mask(self, day: int) -> int:
+        if self._in_dates(day):
+            return _FULL
+        if not self._has_times:
+            return 0
+        weekday = (day + 4) % 7  # 1970-01-01 was a Thursday
+        today = date.fromordinal(_EPOCH_ORDINAL + day)
+        matching = sum(1 << n for n, (spec, _) in enumerate(self._crons) if _on_day(spec, today))
+        mask = self._kinds.get((weekday, matching))
+        if mask is None:
+            mask = self._windows[weekday]
+            for number, (_, times) in enumerate(self._crons):
+                if matching >> number & 1:
+                    mask |= times
+            mask = _FULL if mask == _FULL else mask
+            if len(self._kinds) < _KINDS_KEPT:
+                self._kinds[weekday, matching] = mask
+        return mask
+
+    def _in_dates(self, day: int) -> bool:
+        at = bisect_right(self._starts, day) - 1
+        return at >= 0 and day <= self._ends[at]
+
+    # A UTC day and the local days on its clock are at most one apart, hence the margins below.
+
+    def full_until(self, day: int) -> int:
+        """After a full UTC day: the UTC day up to which, not including, dates exclude it all."""
+        at = bisect_right(self._starts, day) - 1
+        return self._ends[at] if at >= 0 and self._ends[at] >= day + 2 else day + 1
+
+    def full_since(self, day: int) -> int:
+        """Before a full UTC day: the UTC day down to which, not including, dates exclude it all."""
+        at = bisect_right(self._starts, day - 2) - 1
+        return self._starts[at] if at >= 0 and self._ends[at] >= day else day - 1
+
+    def clear_until(self, day: int) -> int:
+        """After a UTC day: the first one that may hold something excluded."""
+        if self._has_times:
+            return day + 1
+        at = bisect_right(self._ends, day - 2)
+        return max(day + 1, self._starts[at] - 1) if at < len(self._starts) else _LAST_DAY + 1
+
+    def why(self, time_s: int) -> Iterator[str]:
+        local = self._zone.local(time_s)
+        day = local.date().toordinal() - _EPOCH_ORDINAL
+        second = local.hour * 3600 + local.minute * 60 + local.second
+        for dates in self._rules.dates:
+            if _epoch_day(dates.first, "dates") <= day <= _epoch_day(dates.last, "dates"):
+                yield dates_text(dates)
+        for window in self._rules.windows:
+            if _weekday_masks([window])[(day + 4) % 7] >> second & 1:
+                yield window_text(window)
+        for (spec, times), expression in zip(self._crons, self._rules.crons, strict=True):
+            if _on_day(spec, local.date()) and times >> second & 1:
+                yield f"cron {expression}"
+
+
+_compiled: OrderedDict[tuple[int, ...], Exclusion] = OrderedDict()
+
+
+def dates_text(dates: DatesSpec) -> str:
+    """Such as "2026-12-25", or "2026-12-24 to 2027-01-01"."""
+    return dates.first if dates.first == dates.last else f"{dates.first} to {dates.last}"
+
+
+def window_text(window: WindowSpec) -> str:
+    """Such as "SAT,SUN 00:00-24:00"."""
+    days = ",".join(name for n, name in enumerate(_WEEKDAYS) if window.weekdays >> n & 1)
+    return f"{days} {clock_text(window.from_s)}-{clock_text(window.to_s)}"
+
+
+def clock_text(second: int) -> str:
+    """A second of the day as "22:30", with the seconds only if there are any."""
+    hour, rest = divmod(second, 3600)
+    minute, second = divmod(rest, 60)
+    return f"{hour:02}:{minute:02}:{second:02}" if second else f"{hour:02}:{minute:02}"
+
+
+def _epoch_day(text: str, field: str) -> int:
+    try:
+        day = date.fromisoformat(text) if len(text) == 10 else None
+    except ValueError:
+        day = None
+    if day is None or not 1970 <= day.year <= LAST_YEAR:
+        allowed = f"a date as 2026-12-25, of the years 1970 to {LAST_YEAR}"
+        raise BadSchedule("FIELD_INVALID", field, text, allowed, "not a date")
+    return day.toordinal() - _EPOCH_ORDINAL
+
+
+def _merged_days(dates: Iterable[DatesSpec]) -> tuple[list[int], list[int]]:
+    """First and last days of the merged spans, ascending, none of which touches another."""
+    starts: list[int] = []
+    ends: list[int] = []
+    spans = ((_epoch_day(one.first, "dates"), _epoch_day(one.last, "dates")) for one in dates)
+    for first, last in sorted(spans):
+        if ends and first <= ends[-1] + 1:
+            ends[-1] = max(ends[-1], last)
+        else:
+            starts.append(first)
+            ends.append(last)
+    return starts, ends
+
+
+def _weekday_masks(windows: Iterable[WindowSpec]) -> list[int]:
+    masks = [0] * 7
+    for window in windows:
+        for weekday in range(7):
+            if not window.weekdays >> weekday & 1:
+                continue
+            if window.from_s < window.to_s:
+                masks[weekday] |= _bits(window.from_s, window.to_s)
+            else:
+                masks[weekday] |= _bits(window.from_s, DAY_S)
+                masks[(weekday + 1) % 7] |= _bits(0, window.to_s)
+    return masks
+
+
+def _bits(from_s: int, to_s: int) -> int:
+    return (1 << to_s) - (1 << from_s)
+
+
+def _time_mask(spec: CronSpec) -> int:
+    """The seconds of a matching day: with five fields, those of the whole minute."""
+    minute_bits = sum(1 << second for second in spec.seconds) if spec.six_fields else (1 << 60) - 1
+    hour_bits = sum(minute_bits << 60 * minute for minute in spec.minutes)
+    return sum(hour_bits << 3600 * hour for hour in spec.hours)
+
+
+def _on_day(spec: CronSpec, day: date) -> bool:
+    if not spec.month_mask >> day.month & 1:
+        return False
+    return bool(days_in_month(spec, day.year, day.month) >> day.day & 1)
+
+
+def _lowest_bit(mask: int) -> int:
+    return (mask & -mask).bit_length() - 1
