@@ -12,7 +12,7 @@ import functools
 import inspect
 import json
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, cast
@@ -42,6 +42,7 @@ TIMED_OUT = "timed-out"
 DRAINING = "draining"
 NO_THREAD = "no-thread"
 
+_NO_ARGUMENTS = (b"", b"{}")
 _Function = Callable[..., Any]
 
 
@@ -130,7 +131,7 @@ class Handler:
                 "executor='process' needs a function at the top level of a module"
             )
 
-    @property
+    @functools.cached_property
     def is_async(self) -> bool:
         return inspect.iscoroutinefunction(self.function)
 
@@ -172,14 +173,14 @@ class Attempt:
 
     def run_sync(self, handler: Handler, ended: Callable[[Item], None]) -> None:
         """Calls the handler on this thread."""
-        if not self._is_fresh():
-            ended(Item(lease=self._item.lease, released=True))
+        if not self.is_fresh():
+            ended(self.unstarted())
             return
         try:
             result = self._in_process(handler) if handler.in_process else self._on_thread(handler)
             report = Item(lease=self._item.lease, result=result)
         except BaseException as error:
-            report = self._from_error(error)
+            report = self.from_error(error)
         ended(report)
 
     def _on_thread(self, handler: Handler) -> bytes:
@@ -210,25 +211,8 @@ class Attempt:
             deadline=(lambda: self._lease.deadline) if is_real else None,
         )
 
-    def run_async(
-        self,
-        handler: Handler,
-        loop: asyncio.AbstractEventLoop,
-        ended: Callable[[Item], None],
-    ) -> None:
-        """Calls the handler as a task of this loop; a stop cancels the task."""
-        if not self._is_fresh():
-            ended(Item(lease=self._item.lease, released=True))
-            return
-        task = loop.create_task(self._await(handler), name=self.context.run)
-
-        def cancel(cause: ControlFlow) -> None:
-            loop.call_soon_threadsafe(task.cancel, str(cause))
-
-        task.add_done_callback(lambda task: ended(self._from_task(task)))
-        self.control.on_stop(cancel)
-
-    async def _await(self, handler: Handler) -> Item:
+    async def run_async(self, handler: Handler) -> Item:
+        """Calls an async handler; its report if it succeeds."""
         call = self._call(handler)
         with self.context.entered():
             try:
@@ -237,7 +221,7 @@ class Attempt:
                 raise AttemptFailed(f"the handler exits: {error}", kind="SystemExit") from error
             return Item(lease=self._item.lease, result=encoded_result(value, raw=handler.raw))
 
-    def _is_fresh(self) -> bool:
+    def is_fresh(self) -> bool:
         """Whether the attempt may still begin: the way to the handler may have been long."""
         return self._clock() - self._lease.received <= START_WITHIN
 
@@ -247,6 +231,9 @@ class Attempt:
         )
 
     # Reports
+
+    def unstarted(self) -> Item:
+        return Item(lease=self._item.lease, released=True)
 
     def failed(
         self,
@@ -265,13 +252,7 @@ class Attempt:
             item.retry_after.CopyFrom(_convert.wire_duration(retry_after))
         return item
 
-    def _from_task(self, task: asyncio.Task[Item]) -> Item:
-        if task.cancelled():
-            return self._from_error(asyncio.CancelledError())
-        error = task.exception()
-        return self._from_error(error) if error is not None else task.result()
-
-    def _from_error(self, error: BaseException) -> Item:
+    def from_error(self, error: BaseException) -> Item:
         """The report for an attempt that raised; one that was stopped is reported as that."""
         if self._setting.on_error is not None:
             self._setting.on_error(self.context, error)
@@ -309,6 +290,34 @@ class Attempt:
         return self.failed(LEASE_LOST, message or "the lease was lost", retryable=True)
 
 
+class AsyncCall:
+    """The call of an async handler, as the runner of them sees it."""
+
+    def __init__(self, attempt: Attempt, handler: Handler, ended: Callable[[Item], None]) -> None:
+        self.name = attempt.context.run
+        self._attempt = attempt
+        self._handler = handler
+        self._ended = ended
+
+    def begin(self) -> Coroutine[Any, Any, Item] | None:
+        if self._attempt.is_fresh():
+            return self._attempt.run_async(self._handler)
+        self._ended(self._attempt.unstarted())
+        return None
+
+    def waits(self, task: asyncio.Task[None]) -> None:
+        """A stop cancels the task; before it has waited, nothing could have told it to stop."""
+        loop = task.get_loop()
+
+        def cancel(cause: ControlFlow) -> None:
+            loop.call_soon_threadsafe(task.cancel, str(cause))
+
+        self._attempt.control.on_stop(cancel)
+
+    def done(self, value: Any, error: BaseException | None) -> None:
+        self._ended(value if error is None else self._attempt.from_error(error))
+
+
 @dataclass(frozen=True)
 class _ProcessCall:
     """The call of a handler, as it travels to another process."""
@@ -334,17 +343,21 @@ def _overdue(lease: Lease, timeout_time: float, now: float) -> ControlFlow | Non
 def _context(
     item: Assignment, timeout: float, worker_id: str, control: Control, now: datetime
 ) -> Context:
-    return Context(
-        run=item.lease.run,
-        job=item.lease.run.rpartition("/")[0],
-        attempt=item.lease.attempt,
+    lease = item.lease
+    run = lease.run
+    context = object.__new__(Context)
+    # As its __init__ would, which sets each field of a frozen value by a call of its own.
+    context.__dict__.update(
+        run=run,
+        job=run.rpartition("/")[0],
+        attempt=lease.attempt,
         max_attempts=item.max_attempts,
         nominal_time=_convert.optional_time(item, "nominal_time"),
         due_time=_convert.optional_time(item, "due_time"),
         covers_from=_convert.optional_time(item, "covers_from_time"),
         covers_to=_convert.optional_time(item, "covers_to_time"),
         covers_count=item.covers_count,
-        fencing_token=item.lease.fencing_token,
+        fencing_token=lease.fencing_token,
         idempotency_key=item.idempotency_key,
         deadline=now + timedelta(seconds=min(timeout, TIMEOUT_MAX)),
         queue=item.queue,
@@ -354,6 +367,7 @@ def _context(
         upstream_run=item.upstream_run,
         control=control,
     )
+    return context
 
 
 def call_arguments(
@@ -363,7 +377,7 @@ def call_arguments(
     if raw:
         return functools.partial(function, context, payload)
     try:
-        arguments = json.loads(payload) if payload else {}
+        arguments = json.loads(payload) if payload not in _NO_ARGUMENTS else {}
     except ValueError as error:
         raise AttemptFailed(
             f"the payload is not JSON: {error}", kind=PAYLOAD_INVALID, retryable=False
@@ -375,7 +389,7 @@ def call_arguments(
             retryable=False,
         )
     try:
-        inspect.signature(function).bind(context, **arguments)
+        _check_fit(function, tuple(arguments))
     except TypeError as error:
         # Another worker, of a newer version, may take them: so another attempt can help.
         raise AttemptFailed(
@@ -383,6 +397,20 @@ def call_arguments(
             kind=ARGUMENTS_INVALID,
         ) from None
     return functools.partial(function, context, **arguments)
+
+
+def _check_fit(function: _Function, names: tuple[str, ...]) -> None:
+    """Raises TypeError if a handler does not take arguments of these names."""
+    try:
+        _fits(function, names)
+    except TypeError:
+        # It does not; or the function cannot be looked up, so this says.
+        inspect.signature(function).bind(None, **dict.fromkeys(names))
+
+
+@functools.lru_cache(maxsize=1_024)
+def _fits(function: _Function, names: tuple[str, ...]) -> None:
+    inspect.signature(function).bind(None, **dict.fromkeys(names))
 
 
 def encoded_result(value: object, *, raw: bool) -> bytes:

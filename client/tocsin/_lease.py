@@ -40,7 +40,7 @@ class End(enum.Enum):
     TIMED_OUT = "timed out"
 
 
-@dataclass
+@dataclass(slots=True)
 class Lease:
     """One lease of this process.
 
@@ -49,6 +49,7 @@ class Lease:
         received: when the assignment arrived.
         deadline: from then on the lease must be taken for lost; probation, at first.
         timeout: attempt timeout in seconds; counts from `started`.
+        finished: the handler has ended, and its end is not acknowledged yet.
     """
 
     key: Key
@@ -59,6 +60,7 @@ class Lease:
     deadline: float
     confirmed: bool = False
     started: float | None = None
+    finished: bool = False
 
     @property
     def stop_time(self) -> float:
@@ -73,6 +75,8 @@ class LeaseTable:
 
     def __init__(self) -> None:
         self._leases: dict[Key, Lease] = {}
+        self._newest: dict[str, Lease] = {}  # by run
+        self._next_look = float("inf")  # no attempt must stop before it
         self._sent: dict[int, tuple[float, tuple[Key, ...]]] = {}  # by heartbeat, oldest first
 
     def __contains__(self, key: Key) -> bool:
@@ -101,7 +105,16 @@ class LeaseTable:
             deadline=now + CONFIRM_WITHIN - CONFIRM_MARGIN,
         )
         self._leases[key] = lease
+        self._newest[key.run] = lease
+        self._next_look = min(self._next_look, lease.deadline)
         return lease
+
+    def older(self, new: Key) -> list[Key]:
+        """The leases on the same run that a later token has ended."""
+        newest = self._newest.get(new.run)
+        if newest is None:
+            return []
+        return [key for key in self._leases if key.run == new.run and key.token < new.token]
 
     def start(self, key: Key, now: float) -> bool:
         """Whether the attempt may start now; if so, its attempt timeout begins."""
@@ -109,7 +122,12 @@ class LeaseTable:
         if lease is None or now >= lease.deadline or now - lease.received > START_WITHIN:
             return False
         lease.started = now
+        self.watch(lease)
         return True
+
+    def watch(self, lease: Lease) -> None:
+        """Takes in that an attempt may have to stop earlier than was known."""
+        self._next_look = min(self._next_look, lease.stop_time)
 
     def sent(self, seq: int, keys: Iterable[Key], now: float) -> None:
         """A heartbeat that names these leases is about to be sent."""
@@ -146,13 +164,16 @@ class LeaseTable:
         A timed out one stays held until its end is reported, so that the leader hears of it.
         """
         ended: list[tuple[Lease, End]] = []
+        if now < self._next_look:
+            return ended
         for lease in list(self._leases.values()):
             if now >= lease.deadline:
                 ended.append((lease, End.LEASE_LOST))
-                del self._leases[lease.key]
+                self.drop(lease.key)
             elif now >= lease.stop_time:
                 ended.append((lease, End.TIMED_OUT))
                 lease.timeout = float("inf")
+        self._next_look = self.next_stop() or float("inf")
         return ended
 
     def next_stop(self) -> float | None:
@@ -164,10 +185,13 @@ class LeaseTable:
         lease = self._leases.get(key)
         if lease is not None:
             lease.timeout = float("inf")
+            lease.finished = True
 
     def drop(self, key: Key) -> None:
         """The lease is over: reported and acknowledged, or lost as the leader says."""
-        self._leases.pop(key, None)
+        lease = self._leases.pop(key, None)
+        if lease is not None and self._newest.get(key.run) is lease:
+            del self._newest[key.run]
 
     def _renew(self, key: Key, sent: float) -> None:
         lease = self._leases.get(key)
@@ -178,4 +202,5 @@ class LeaseTable:
         # On probation, the first confirmation replaces the deadline, whichever is later.
         if not lease.confirmed or deadline > lease.deadline:
             lease.deadline = deadline
+            self._next_look = min(self._next_look, deadline)
         lease.confirmed = True

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import itertools
 import logging
 import time
 from collections import deque
@@ -31,7 +32,9 @@ log = logging.getLogger("tocsin.worker")
 FIRST_FRAME_WITHIN = 3.0  # seconds from dialling to Welcome or Redirect
 SILENCE_MAX = 3.0  # seconds without a frame, after which another node is dialled
 HEARTBEAT_EVERY = 0.8  # seconds at the latest; each side sends something at least every second
-COALESCE = 0.02  # seconds between two credit frames, or two heartbeats for new assignments
+COALESCE = 0.02  # seconds between two credit frames
+ACKNOWLEDGE_AFTER = 0.05  # seconds from an assignment to the heartbeat that names it
+NAMED_AFTER = 0.5  # seconds from an assignment, after which it is named even if it has ended
 STALL = 1.0  # seconds in which nothing here ran: what is read after it may be old
 TICK = 0.25  # seconds; the longest that a deadline is noticed late on another clock
 ABORT_WITHIN = 8.0  # seconds that a second request to stop waits for handlers and acknowledgements
@@ -196,20 +199,23 @@ class Session:
                 len(self._unacknowledged),
             )
 
-    def ended(self, key: Key, report: Item) -> None:
-        """The attempt is over, its slot is free, and this is what to tell the leader of it."""
-        self._running.pop(key, None)
-        self._drop_checkpoint(key, LeaseLost("the attempt is over"))
-        self.table.finished(key)
-        if key in self._void:
-            self._void.discard(key)
-            self._lost.discard(key)
-        elif key in self._lost and report.WhichOneof("outcome") != "result":
-            # The leader has ended this lease itself. A result is sent all the same: whether it is
-            # too late is for the leader to say.
-            self._lost.discard(key)
-        else:
-            self._report(key, report)
+    def ended(self, ends: Sequence[tuple[Key, Item]]) -> None:
+        """Attempts are over, their slots are free, and this is what to tell the leader of them."""
+        for key, report in ends:
+            self._running.pop(key, None)
+            if key in self._checkpoints:
+                self._drop_checkpoint(key, LeaseLost("the attempt is over"))
+            self.table.finished(key)
+            self._unnamed.pop(key, None)
+            if key in self._void:
+                self._void.discard(key)
+                self._lost.discard(key)
+            elif key in self._lost and report.WhichOneof("outcome") != "result":
+                # The leader has ended this lease itself. A result is sent all the same: whether it
+                # is too late is for the leader to say.
+                self._lost.discard(key)
+            else:
+                self._report(key, report)
         self._start_waiting()
         self._wake_up()
 
@@ -304,10 +310,13 @@ class Session:
         for checkpoint in self._checkpoints.values():
             checkpoint.seq = 0
         self._welcomed = False
-        self._named: set[Key] = set()  # leases that a heartbeat of this stream has named
+        # Leases that no heartbeat of this stream has named yet, and since when there are any.
+        self._unnamed = dict.fromkeys(lease.key for lease in self.table.held())
+        self._unnamed_since = self._clock()
         self._heartbeat_every = HEARTBEAT_EVERY
         self._heartbeat_seq = 0
-        self._heartbeat_sent = float("-inf")
+        self._heartbeat_sent = float("-inf")  # one that names everything
+        self._heartbeat_extra = float("-inf")  # any
         self._report_seq = 0
         self._batch_max = BATCH_DEFAULT
         self._assign_seq = 0
@@ -454,6 +463,9 @@ class Session:
                 now=now,
             )
             self._waiting.append((item, lease))
+            if not self._unnamed:
+                self._unnamed_since = now
+            self._unnamed[key] = None
         if self._drain_reason is not None:
             self._release_waiting()
         self._start_waiting()
@@ -461,9 +473,8 @@ class Session:
 
     def _end_older(self, new: Key) -> None:
         """A later token for the same run says that every earlier lease on it is over."""
-        for lease in self.table.held():
-            if lease.key.run == new.run and lease.key.token < new.token:
-                self._lose(lease.key)
+        for key in self.table.older(new):
+            self._lose(key)
 
     def _take_heartbeat_ack(self, ack: worker_pb2.HeartbeatAck) -> None:
         self.table.acknowledged(ack.seq)
@@ -529,7 +540,7 @@ class Session:
             return worker_pb2.SessionRequest(heartbeat=self._heartbeat(now))
         if self._unsent:
             return worker_pb2.SessionRequest(completions=self._completions())
-        if any(not checkpoint.seq for checkpoint in self._checkpoints.values()):
+        if self._checkpoints and any(not one.seq for one in self._checkpoints.values()):
             return worker_pb2.SessionRequest(checkpoints=self._unsent_checkpoints())
         if now >= self._credit_due():
             self._credit, self._credit_sent = self._current_credit(), now
@@ -543,18 +554,31 @@ class Session:
         return min(TICK, max(0.0, due - self._clock()))
 
     def _heartbeat_due(self) -> float:
-        """A new assignment is acknowledged at once; else the interval counts."""
-        if any(lease.key not in self._named for lease in self.table.held()):
-            return self._heartbeat_sent + COALESCE
-        return self._heartbeat_sent + self._heartbeat_every
+        """New assignments are acknowledged soon, several at once; else the interval counts."""
+        due = self._heartbeat_sent + self._heartbeat_every
+        if self._unnamed:
+            due = min(due, max(self._unnamed_since, self._heartbeat_extra) + ACKNOWLEDGE_AFTER)
+        return due
 
     def _heartbeat(self, now: float) -> worker_pb2.Heartbeat:
-        held = self.table.held()
-        keys = [lease.key for lease in held]
-        self._named = set(keys)
+        """Names every lease at its interval, and between them only new ones.
+
+        What has ended a moment ago is not named: its report is on the way, and says more.
+        """
+        if now >= self._heartbeat_sent + self._heartbeat_every:
+            self._heartbeat_sent = now
+            held = [
+                lease
+                for lease in self.table.held()
+                if not lease.finished or now - lease.received > NAMED_AFTER
+            ]
+        else:
+            new = (self.table.get(key) for key in self._unnamed)
+            held = [lease for lease in new if lease is not None]
+        self._heartbeat_extra = now
+        self._unnamed.clear()
         self._heartbeat_seq += 1
-        self._heartbeat_sent = now
-        self.table.sent(self._heartbeat_seq, keys, now)
+        self.table.sent(self._heartbeat_seq, [lease.key for lease in held], now)
         return worker_pb2.Heartbeat(
             seq=self._heartbeat_seq,
             items=[
@@ -570,8 +594,10 @@ class Session:
     def _completions(self) -> worker_pb2.Completions:
         items: list[Item] = []
         size = 0
-        while self._unsent and len(items) < self._batch_max and size < REPORT_BYTES_MAX:
-            key = next(iter(self._unsent))
+        taken = list(itertools.islice(self._unsent, self._batch_max))
+        for key in taken:
+            if size >= REPORT_BYTES_MAX:
+                break
             del self._unsent[key]
             item = self._unacknowledged[key]
             size += item.ByteSize()
@@ -679,6 +705,7 @@ class Session:
                 continue  # it was lost while it waited
             if self.table.start(lease.key, self._clock()):
                 self._running[lease.key] = self._start(item, lease)
+                self.table.watch(lease)
             else:
                 self._release(lease)
 

@@ -22,9 +22,18 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Literal, TypeVar, overload
 
-from tocsin._attempt import HANDLER_MISSING, NO_THREAD, Attempt, Handler, Retry, Setting
+from tocsin._attempt import (
+    HANDLER_MISSING,
+    NO_THREAD,
+    AsyncCall,
+    Attempt,
+    Handler,
+    Retry,
+    Setting,
+)
+from tocsin._calls import Handover, Runner
 from tocsin._channel import Pool, quiet_poller, resolve
-from tocsin._lease import Lease
+from tocsin._lease import Key, Lease
 from tocsin._retry import new_request_id
 from tocsin._session import Assignment, Identity, Item, Session, boottime
 from tocsin.client import Endpoints
@@ -77,6 +86,8 @@ class Worker:
         self._handlers: dict[str, Handler] = {}
         self._session: Session | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._begun: Handover[AsyncCall] | None = None  # to the loop where async handlers run
+        self._ended: Handover[tuple[Key, Item]] | None = None  # back to the session's
         self._clock = boottime
         self._setting = Setting()
 
@@ -224,8 +235,11 @@ class Worker:
         self._loop = asyncio.get_running_loop()
         self._setting = setting or Setting(clock=self._clock)
         clock = self._setting.clock
-        self._session = Session(pool(), self._identity(), self._start, clock=clock)
-        return self._session
+        session = Session(pool(), self._identity(), self._start, clock=clock)
+        self._session = session
+        self._begun = Handover(self._loop.call_soon_threadsafe, Runner().add)
+        self._ended = Handover(session.soon, session.ended)
+        return session
 
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
@@ -288,9 +302,10 @@ class Worker:
 
     def _start(self, item: Assignment, lease: Lease) -> Attempt:
         """Begins an attempt, on the session's loop; every way it can end leads to one report."""
-        session, loop = self._session, self._loop
+        session, begun, ends = self._session, self._begun, self._ended
         assert session is not None, "only a session starts attempts"
-        assert loop is not None, "only a session starts attempts"
+        assert begun is not None, "only a session starts attempts"
+        assert ends is not None, "only a session starts attempts"
         handler = self._handlers.get(item.handler)
         attempt = Attempt(
             item,
@@ -301,15 +316,17 @@ class Worker:
             save=functools.partial(session.save, lease.key),
         )
 
+        key, put = lease.key, ends.put
+
         def ended(report: Item) -> None:
-            session.soon(session.ended, lease.key, report)
+            put((key, report))
 
         if handler is None:
             log.error("%s: this worker has no handler called %r", lease.key.run, item.handler)
             message = f"worker {self.worker_id} has no handler called {item.handler!r}"
             ended(attempt.failed(HANDLER_MISSING, message, retryable=True))
         elif handler.is_async:
-            loop.call_soon_threadsafe(attempt.run_async, handler, loop, ended)
+            begun.put(AsyncCall(attempt, handler, ended))
         else:
             thread = threading.Thread(
                 target=attempt.run_sync,

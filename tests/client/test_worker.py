@@ -731,3 +731,23 @@ def test_boottime_is_the_default_clock() -> None:
     worker = Worker(["127.0.0.1:1"])
     before = time.clock_gettime(time.CLOCK_BOOTTIME)
     assert before <= worker._clock() <= time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+async def test_what_has_ended_is_renewed_until_its_report_is_acknowledged(kit: Any) -> None:
+    """The leader would give it to somebody else after two seconds if nobody spoke for it."""
+    node = await kit.node()
+    worker = Worker([node.address], slots=4)
+
+    @worker.handler
+    async def work(ctx: Context) -> None:
+        pass
+
+    kit.serve(worker)
+    stream = await node.accept()
+    stream.welcome()
+    stream.assign(kit.item(RUN, 41))
+    report = await stream.report(RUN, 41)
+    named = await stream.until(lambda: [b for b in stream.of_kind("heartbeat") if b.items])
+    assert [item.lease.fencing_token for item in named[0].items] == [41]
+    stream.acknowledge(report.lease)
+    await stream.until(lambda: not stream.of_kind("heartbeat")[-1].items)
