@@ -43,6 +43,7 @@ class Planned:
 
     Attributes:
         work: arguments of the handler in worker.py.
+        group: a concurrency key.
     """
 
     name: str
@@ -53,6 +54,8 @@ class Planned:
     work: dict[str, object] = field(default_factory=dict)
     refused_ok: bool = False
     catchup_limit: int = 1000
+    limit: int = 0  # executions at once, of this job or of all that name the same group
+    group: str = ""
 
     @property
     def full_name(self) -> str:
@@ -286,6 +289,9 @@ def _job(planned: Planned, first: datetime) -> Job:
         misfire_policy=MisfirePolicy(planned.misfire.name),
         misfire_grace=timedelta(seconds=planned.misfire_grace_s),
         catchup_limit=planned.catchup_limit,
+        max_concurrent_runs=0 if planned.group else planned.limit,
+        concurrency_key=planned.group,
+        max_concurrent_per_key=planned.limit if planned.group else 0,
     )
 
 
@@ -309,4 +315,6 @@ def _facts(planned: Planned, first_ms: int) -> JobFacts:
         misfire=planned.misfire,
         misfire_grace_ms=round(planned.misfire_grace_s * 1000),
         refused_ok=planned.refused_ok,
+        limit=planned.limit,
+        group=planned.group,
     )

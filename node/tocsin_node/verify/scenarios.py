@@ -8,7 +8,7 @@ from contextlib import suppress
 
 from tocsin import ApiError
 from tocsin.types import OccurrenceOutcome
-from tocsin_node.verify.drill import Drill, Planned, Scenario
+from tocsin_node.verify.drill import DONE_MS, Drill, Planned, Scenario
 from tocsin_node.verify.history import Bounds, History, Misfire, Overlap
 from tocsin_node.verify.judge import lateness_ms, nominal_times, outcome_at
 
@@ -176,6 +176,18 @@ async def policies_at_work(drill: Drill) -> None:
     await drill.rest(10)
 
 
+async def limits_under_churn(drill: Drill) -> None:
+    for _ in range(2):
+        leader = await drill.cluster.leader()
+        drill.say(f"kills the leader {leader} while runs wait for their limits")
+        await drill.cluster.kill_nodes([leader], down_s=1)
+        await drill.rest(4)
+    worker = drill.random.choice(drill.workers)
+    drill.say(f"freezes {worker}")
+    await drill.cluster.freeze(worker, for_s=5)
+    await drill.rest(4)
+
+
 async def dying_handlers(drill: Drill) -> None:
     drill.say("handlers kill their process: at once, or after their effect")
     await drill.rest(25)
@@ -326,6 +338,37 @@ SCENARIOS: Mapping[str, Scenario] = {
                     refused_ok=True,
                 ),
             ],
+        ),
+        Scenario(
+            "limits",
+            "the leader is killed and a worker frozen while runs wait for their limits",
+            limits_under_churn,
+            [
+                Planned(
+                    "two-at-once",
+                    overlap=Overlap.ALLOW,
+                    limit=2,
+                    schedule="2s",
+                    work={"work_ms": 3000},
+                ),
+                Planned(
+                    "red",
+                    overlap=Overlap.ALLOW,
+                    limit=1,
+                    group="colour",
+                    schedule="2s",
+                    work={"work_ms": 600},
+                ),
+                Planned(
+                    "blue",
+                    overlap=Overlap.ALLOW,
+                    limit=1,
+                    group="colour",
+                    schedule="2s",
+                    work={"work_ms": 600},
+                ),
+            ],
+            bounds=Bounds(done_ms=3 * DONE_MS),
         ),
         Scenario(
             "dying-handlers",
