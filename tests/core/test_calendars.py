@@ -279,6 +279,7 @@ def test_a_snapshot_in_the_middle_of_a_change_goes_on(m: Machine) -> None:
     assert snapshot(restored) == snapshot(m.state)
     assert restored.wide_active == m.state.wide_active
     assert restored._calendar_uses == m.state._calendar_uses
+    assert restored.calendar_jobs == m.state.calendar_jobs
     m.state = restored
     assert wide.holding(restored, restored.jobs[NAME]) is None
     m.done(step(m, "default/b"))

@@ -44,7 +44,7 @@ MUTATIONS = (
     Mutation("an alert is raised early", watch.raise_alert, "due_ms > state.time_ms", "False"),
     Mutation(
         "a success does not set the switch back",
-        machine._settle_run,
+        machine._after_end,
         "watch.set_back(state, run)",
         "pass",
     ),
@@ -58,7 +58,7 @@ MUTATIONS = (
     # -- dependants and checkpoints
     Mutation(
         "a completion starts no dependants",
-        machine._settle_run,
+        machine._after_end,
         "dependants.start(state, run)",
         "pass",
     ),
@@ -124,7 +124,7 @@ MUTATIONS = (
     Mutation(
         "a run that is held is granted again",
         lease.blocked,
-        "not in (RunState.PENDING, RunState.RETRY_WAIT)",
+        "not in (_PENDING, _RETRY_WAIT)",
         "in ()",
     ),
     Mutation(
@@ -241,13 +241,13 @@ MUTATIONS = (
     Mutation(
         "ranges that differ are merged",
         Ledger.add,
-        "self.outcome is outcome",
-        "True",
+        "self.what == what",
+        "self.what[1:] == what[1:]",
     ),
     Mutation(
         "a job that has used up its runs goes on",
-        machine._decide_all,
-        "0 < job.spec.max_runs <= run_count",
+        machine._decide_each,
+        "0 < max_runs <= run_count",
         "False",
     ),
     # -- limits
@@ -324,7 +324,7 @@ MUTATIONS = (
     Mutation(
         "a run starts after its deadline",
         lease.blocked,
-        "past_deadline(state, run, now_ms=now_ms)",
+        "book.spec.start_deadline_ms is not None",
         "False",
     ),
     Mutation(

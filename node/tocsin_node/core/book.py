@@ -47,6 +47,8 @@ class Book:
         "version",
     )
 
+    spec: JobSpec
+
     def __init__(self, cell: Cell) -> None:
         self.runs: OrderedSet = {}  # all, in order of creation
         self.pending: OrderedSet = {}
@@ -57,9 +59,8 @@ class Book:
         self.done: OrderedSet = {}  # SUCCEEDED or CANCELLED, in order of their end
         self.failed: OrderedSet = {}
         self.cell = cell  # of the job itself
-        # Of the version that was asked for last:
+        # Of the version that was asked for last, with its definition as `spec`; 0: of none yet.
         self.version = 0
-        self.spec: JobSpec | None = None
         self.excludes = True  # allows no other run beside its own
         self.scopes: tuple[Scope, ...] = ()
         self.cells: tuple[Cell, ...] = ()
@@ -86,6 +87,7 @@ class Finished:
         self._count += 1
 
     def drop(self, run: Run) -> None:
+        """Raises KeyError for a run that is not among them."""
         key = run.end_index >> FINISHED_SHIFT
         bucket = self._buckets[key]
         del bucket[run.name]

@@ -36,16 +36,16 @@ _PENDING, _LEASED, _RETRY_WAIT = RunState.PENDING, RunState.LEASED, RunState.RET
 
 def blocked(state: State, run: Run, *, now_ms: int) -> Rejected | None:
     """Why a run cannot be granted now; None when it can."""
-    if run.state not in (RunState.PENDING, RunState.RETRY_WAIT):
+    if run.state not in (_PENDING, _RETRY_WAIT):
         return Rejected(Reason.NOT_READY, f"run {run.name} is {run.state}")
     if run.ready_time_ms > now_ms:
         return Rejected(Reason.NOT_DUE, f"run {run.name} may start at {run.ready_time_ms} ms")
-    if past_deadline(state, run, now_ms=now_ms):
+    book = state.book_of(run)
+    if book.spec.start_deadline_ms is not None and past_deadline(state, run, now_ms=now_ms):
         return Rejected(
             Reason.DEADLINE_PASSED, f"run {run.name} had to start by {deadline_ms(state, run)} ms"
         )
-    other = excluded_by(state, run)
-    if other is not None:
+    if book.active and (other := excluded_by(state, run)) is not None:
         return Rejected(Reason.BLOCKED, f"run {run.name} waits for {other} to end", {"run": other})
     return limits.refused_by(state, run, now_ms=now_ms)
 
@@ -86,7 +86,7 @@ def grant(run: Run, lease: Lease, *, index: int) -> Run:
     """The run, held by a worker under a new token."""
     return replace(
         run,
-        state=RunState.LEASED,
+        state=_LEASED,
         lease=lease,
         attempt_count=lease.attempt,
         last_token=lease.token,

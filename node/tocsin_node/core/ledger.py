@@ -18,6 +18,10 @@ RANGES_MAX = 1_000  # of one job, of the order of 300 bytes each
 SPANS_MAX = 100  # past versions of one job whose nominal times can still be recomputed
 
 
+What = tuple[Outcome, str, str, int]  # outcome, run, reason and version of a range
+_NOTHING: What = (Outcome.RUN, "", "", 0)
+
+
 class Ledger(msgspec.Struct, gc=False, eq=False):
     """The newest range is in the fields of that name; `count` 0: there is none."""
 
@@ -28,11 +32,8 @@ class Ledger(msgspec.Struct, gc=False, eq=False):
     from_ms: int = 0
     to_ms: int = 0
     count: int = 0
-    outcome: Outcome = Outcome.RUN
-    run: str = ""
-    reason: str = ""
-    version: int = 0
     index: int = 0
+    what: What = _NOTHING
 
     @property
     def ranges(self) -> tuple[Range, ...]:
@@ -54,54 +55,31 @@ class Ledger(msgspec.Struct, gc=False, eq=False):
             self.from_ms,
             self.to_ms,
             self.count,
-            self.outcome,
-            self.run,
-            self.reason,
-            self.version,
             self.index,
+            self.what,
         )
 
     def fill(self, ranges: Iterable[Range]) -> None:
         """Puts ranges in place of those that it has."""
         kept = list(ranges)
-        newest = kept.pop() if kept else Range(0, 0, 0, Outcome.RUN, "", "", 0, 0)
+        newest = kept.pop() if kept else Range(0, 0, 0, *_NOTHING, 0)
         self.older = kept or ()
         self.from_ms, self.to_ms, self.count = newest.from_ms, newest.to_ms, newest.count
-        self.outcome, self.run, self.reason = newest.outcome, newest.run, newest.reason
-        self.version, self.index = newest.version, newest.index
+        self.index, self.what = newest.index, _what(newest)
 
-    def add(
-        self,
-        from_ms: int,
-        to_ms: int,
-        count: int,
-        outcome: Outcome,
-        *,
-        run: str,
-        reason: str,
-        version: int,
-        index: int,
-    ) -> None:
+    def add(self, from_ms: int, to_ms: int, count: int, index: int, what: What) -> None:
         """Adds a range behind all others; it becomes one with the newest if that is alike."""
-        if not self.count:
-            self.from_ms = from_ms
-        elif (
-            self.outcome is outcome
-            and self.run == run
-            and self.reason == reason
-            and self.version == version
-        ):
+        if self.count and self.what == what:
             self.to_ms = to_ms
             self.count += count
             self.index = index
             return
-        else:
+        if self.count:
             if not isinstance(self.older, list):
                 self.older = list(self.older)
             self.older.append(self._newest())
-            self.from_ms = from_ms
-        self.to_ms, self.count, self.index = to_ms, count, index
-        self.outcome, self.run, self.reason, self.version = outcome, run, reason, version
+        self.from_ms, self.to_ms, self.count = from_ms, to_ms, count
+        self.index, self.what = index, what
 
     def rewrite(
         self, run: str, from_ms: int, to_ms: int, change: Callable[[Range], Range]
@@ -156,16 +134,7 @@ class Ledger(msgspec.Struct, gc=False, eq=False):
         return dropped
 
     def _newest(self) -> Range:
-        return Range(
-            self.from_ms,
-            self.to_ms,
-            self.count,
-            self.outcome,
-            self.run,
-            self.reason,
-            self.version,
-            self.index,
-        )
+        return Range(self.from_ms, self.to_ms, self.count, *self.what, self.index)
 
 
 def _merge_left(ranges: list[Range], at: int, gone: list[Range]) -> bool:
@@ -177,12 +146,11 @@ def _merge_left(ranges: list[Range], at: int, gone: list[Range]) -> bool:
 
 
 def _alike(last: Range, new: Range) -> bool:
-    return (last.outcome, last.run, last.reason, last.version) == (
-        new.outcome,
-        new.run,
-        new.reason,
-        new.version,
-    )
+    return _what(last) == _what(new)
+
+
+def _what(one: Range) -> What:
+    return one.outcome, one.run, one.reason, one.version
 
 
 def _merged(left: Range, right: Range) -> Range:

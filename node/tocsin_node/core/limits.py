@@ -23,6 +23,8 @@ _GATED = frozenset({ScopeKind.QUEUE, ScopeKind.NAMESPACE})
 
 def refused_by(state: State, run: Run, *, now_ms: int) -> Rejected | None:
     """The first limit that keeps a run from being granted now; None: none does."""
+    if not is_limited(state, run):
+        return None
     for scope in state.scopes_of(run):
         gate = state.gates.get(scope) if scope[0] in _GATED else None
         if gate is not None and (refusal := _shut(gate, run, now_ms=now_ms)) is not None:
@@ -31,6 +33,13 @@ def refused_by(state: State, run: Run, *, now_ms: int) -> Rejected | None:
         if most and state.held_in(scope) >= most:
             return _waits(run, scope, f"{words(scope)} holds {most} of {most} runs")
     return None
+
+
+def is_limited(state: State, run: Run) -> bool:
+    """Whether any scope of a run may have a limit: quick, since most have none."""
+    return bool(state.gates or len(state.scopes_of(run)) > 3) or (
+        state.jobs[run.job].spec.max_concurrent_runs > 0
+    )
 
 
 def explain(state: State, run: Run, *, now_ms: int) -> str:

@@ -84,7 +84,11 @@ from tocsin_node.core.result import Applied, Reason, Rejected, Result
 from tocsin_node.core.state import State
 
 _DONE = Applied()
-_SUCCEEDED = AttemptOutcome.SUCCEEDED
+
+# Looking up a member of an enumeration costs more than what is done with it.
+_ALLOW, _RUN, _SUCCEEDED = Overlap.ALLOW, Outcome.RUN, AttemptOutcome.SUCCEEDED
+_MISFIRE, _SCHEDULE = Cause.MISFIRE, Cause.SCHEDULE
+
 _BEHIND_REASONS = {Outcome.MISSED: "misfire", Outcome.SKIPPED: "pause"}
 CHECKPOINT_BYTES_MAX = 16 * 1024
 DEADLINE = "deadline"  # why the ledger says SKIPPED of what started too late
@@ -191,7 +195,8 @@ def _create_job(state: State, command: CreateJob) -> Result:
     state.put_job(job)
     if command.decisions:
         state.begin_ledger(job.name, _first_decided_ms(command) - 1)
-        job = _planned(_decide_all(state, job, command.decisions), command.plan)
+        run_count = _decide_each(state, job, command.decisions)
+        job = _planned(job, command.plan, run_count=run_count)
         state.put_job(job)
     _remember(state, command.request, command.name)
     return Applied(job)
@@ -334,7 +339,7 @@ def _replan_job(state: State, command: ReplanJob) -> Result:
         job = _begin_version(state, job, command.plan, spec=spec)
         wide.count(state, change.id)
     else:
-        job = _planned(job, command.plan)
+        job = _planned(job, command.plan, run_count=job.run_count)
         state.put_job(job)
     return Applied(job)
 
@@ -403,18 +408,23 @@ def _fire_job(state: State, name: str, uid: int, version: int, fire: Fire | Fire
     if early:
         # What is only skipped has no due time, and must not be decided ahead of it either.
         return Rejected(Reason.NOT_DUE, f"an occurrence of {job.name} is not due yet")
-    job = _decide_all(state, job, fire.decisions)
-    state.move_on(_planned(job, plan))
+    run_count = _decide_each(state, job, fire.decisions)
+    state.move_on(_planned(job, plan, run_count=run_count))
     return _DONE
 
 
 def _decide_all(state: State, job: Job, decisions: tuple[Decision, ...]) -> Job:
     """Decides in order; the job with what that used of `max_runs`, still without a new plan."""
-    run_count = job.run_count
+    return replace(job, run_count=_decide_each(state, job, decisions))
+
+
+def _decide_each(state: State, job: Job, decisions: tuple[Decision, ...]) -> int:
+    """Decides in order; how many occurrences of the job ran or were covered by then."""
+    run_count, max_runs = job.run_count, job.spec.max_runs
     for decision in decisions:
-        used_up = 0 < job.spec.max_runs <= run_count
+        used_up = 0 < max_runs <= run_count
         run_count += _decide(state, job, decision, used_up=used_up)
-    return job if run_count == job.run_count else replace(job, run_count=run_count)
+    return run_count
 
 
 def _decide(state: State, job: Job, decision: Decision, *, used_up: bool) -> int:
@@ -439,7 +449,7 @@ def _decide(state: State, job: Job, decision: Decision, *, used_up: bool) -> int
         _record_behind(state, job, decision, Outcome.SKIPPED, reason=USED_UP)
         _record(state, job, occurrence_ms, Outcome.SKIPPED, reason=USED_UP)
         return 0
-    if _starts_too_late(state, job, decision):
+    if job.spec.start_deadline_ms is not None and _starts_too_late(state, job, decision):
         _record_behind(state, job, decision, Outcome.SKIPPED, reason=DEADLINE)
         _record(state, job, occurrence_ms, Outcome.SKIPPED, reason=DEADLINE)
         return 0
@@ -462,25 +472,20 @@ def _decide(state: State, job: Job, decision: Decision, *, used_up: bool) -> int
         )
     else:
         run = _new_run(state, job, decision, occurrence_ms)
-        _record_behind(state, job, decision, Outcome.COALESCED, run=run.name)
-        _record(state, job, occurrence_ms, Outcome.RUN, run=_open_name(job, run))
+        if decision.behind_count or decision.stretches:
+            _record_behind(state, job, decision, Outcome.COALESCED, run=run.name)
+        # A run that its start deadline may still end is named, so that its range stays apart and
+        # can become SKIPPED. When it has started or is cancelled, it gives the name up.
+        open_name = "" if job.spec.start_deadline_ms is None else run.name
+        state.record(job, occurrence_ms, occurrence_ms, 1, _RUN, run=open_name)
         if run.name not in state.runs:  # firing the same occurrence twice is a no-op
-            state.put_run(run)
+            state.add_run(run)
     return _covered_count(decision)
 
 
 def _starts_too_late(state: State, job: Job, decision: Decision) -> bool:
     deadline_ms = job.spec.start_deadline_ms
     return deadline_ms is not None and state.time_ms > decision.due_time_ms + deadline_ms
-
-
-def _open_name(job: Job, run: Run) -> str:
-    """What a RUN range says of a run that its start deadline may still end: its name.
-
-    So it stays apart from its neighbours, and can become SKIPPED. A run that started, or that was
-    cancelled, gives the name up, and the range is merged.
-    """
-    return "" if job.spec.start_deadline_ms is None else run.name
 
 
 def _overlap(state: State, job: Job) -> str | None:
@@ -490,14 +495,16 @@ def _overlap(state: State, job: Job) -> str | None:
         Name of the run that covers it; "" when it gets a run of its own; None when it is skipped.
     """
     policy = job.spec.overlap
-    if policy is Overlap.ALLOW:
+    if policy is _ALLOW:
         return ""
     book = state.books.get(job.name)
     if book is None:
         return ""
     active, pending = book.active, book.pending
+    if not active and not pending:
+        return ""
     if policy is Overlap.SKIP:
-        return None if active or pending else ""
+        return None
     if policy is Overlap.QUEUE_ALL and len(pending) < QUEUE_ALL_MAX:
         return ""
     if (covering := _covering(state, job, book)) is not None:
@@ -552,7 +559,7 @@ def _new_run(state: State, job: Job, decision: Decision, occurrence_ms: int) -> 
         job=job.name,
         uid=job.uid,
         version=job.version,
-        cause=Cause.MISFIRE if decision.late else Cause.SCHEDULE,
+        cause=_MISFIRE if decision.late else _SCHEDULE,
         nominal_time_ms=occurrence_ms,
         due_time_ms=decision.due_time_ms,
         create_time_ms=state.time_ms,
@@ -633,25 +640,28 @@ def _grant_run(state: State, name: str, grant: Grant | Grants) -> Result:
     index, book = state.index, state.book_of(run)
     if book.cell.granted_index == index and (run.last_token == index or book.excludes):
         return Rejected(Reason.BLOCKED, f"job {run.job} had a grant in the same entry")
-    for cell in book.cells:
-        if cell.granted_index == index and limits.most_held(state, run, cell.scope) == 1:
-            message = f"{limits.words(cell.scope)} had a grant in the same entry"
-            limit = f"{cell.scope[0]}/{cell.scope[1]}"
-            return Rejected(Reason.BLOCKED, message, {"limit": limit})
+    if limits.is_limited(state, run):
+        for cell in book.cells:
+            if cell.granted_index == index and limits.most_held(state, run, cell.scope) == 1:
+                message = f"{limits.words(cell.scope)} had a grant in the same entry"
+                limit = f"{cell.scope[0]}/{cell.scope[1]}"
+                return Rejected(Reason.BLOCKED, message, {"limit": limit})
+        limits.spend(state, run)
     for cell in book.cells:
         cell.granted_index = index
-    limits.spend(state, run)
-    _close_ranges(state, run)
+    spec, waited = book.spec, run
+    if spec.start_deadline_ms is not None:
+        _close_ranges(state, run)
     lease = Lease(
-        token=index,
-        attempt=run.attempt_count + 1,
-        worker_id=grant.worker_id,
-        instance_id=grant.instance_id,
-        grant_time_ms=state.time_ms,
-        duration_ms=state.spec_of(run).lease_duration_ms,
+        index,
+        run.attempt_count + 1,
+        grant.worker_id,
+        grant.instance_id,
+        state.time_ms,
+        spec.lease_duration_ms,
     )
     run = leases.grant(run, lease, index=index)
-    state.put_run(run)
+    state.hold_run(waited, run, book, token=index)
     return Applied(run)
 
 
@@ -697,7 +707,8 @@ def _succeed(state: State, name: str, token: int, result: bytes) -> Result:
     if run.lease is None or run.lease.token != token:
         return _answer_without_lease(state, run, token, _SUCCEEDED)
     ended = leases.succeed(run, result, now_ms=state.time_ms, index=state.index)
-    _settle_run(state, ended)
+    state.end_run(ended, state.book_of(ended))
+    _after_end(state, ended)
     return Applied(ended)
 
 
@@ -887,12 +898,19 @@ def _cancel(state: State, run: Run, reason: str) -> None:
 def _settle_run(state: State, run: Run) -> None:
     """Stores a changed run; when it ended, applies retention, and buries a deleted job."""
     state.put_run(run)
-    if not _ended(run):
-        return
-    dependants.start(state, run)
-    watch.set_back(state, run)
+    if _ended(run):
+        _after_end(state, run)
+
+
+def _after_end(state: State, run: Run) -> None:
+    if state.dependants:
+        dependants.start(state, run)
+    job = state.jobs[run.job]
+    if job.watch is not None:
+        watch.set_back(state, run)
     _retain(state, run.job)
-    _drop_if_gone(state, run.job)
+    if job.deleted:
+        _drop_if_gone(state, run.job)
 
 
 def _retain(state: State, job: str) -> None:
@@ -1077,19 +1095,20 @@ def _begin_version(state: State, job: Job, plan: Plan, **changes: Any) -> Job:
         update_time_ms=state.time_ms,
         **changes,
     )
-    job = _planned(job, plan)
+    job = _planned(job, plan, run_count=job.run_count)
     state.put_job(job)
     return job
 
 
-def _planned(job: Job, plan: Plan) -> Job:
+def _planned(job: Job, plan: Plan, *, run_count: int) -> Job:
     """The job with a plan. Once `max_runs` is used up no further time comes, and the mark rests."""
-    finished = job.used_up
+    finished = 0 < job.spec.max_runs <= run_count
     return replace(
         job,
         mark_time_ms=max(job.mark_time_ms, plan.mark_time_ms),
         next_time_ms=None if finished else plan.next_time_ms,
         due_time_ms=None if finished else plan.due_time_ms,
+        run_count=run_count,
     )
 
 

@@ -155,7 +155,7 @@ class State:
     def spec_of(self, run: Run) -> JobSpec:
         """The definition that a run executes, as it was when the run was made."""
         book = self.books.get(run.job)
-        if book is not None and book.version == run.version and book.spec is not None:
+        if book is not None and book.version == run.version:
             return book.spec
         return self.definition(run.job, run.version)
 
@@ -392,12 +392,66 @@ class State:
             self._unindex_run(before)
             self._index_run(run)
 
+    # What nearly every run goes through, one step each; anything else is for `put_run`.
+
+    def add_run(self, run: Run) -> None:
+        """Stores the new run of an occurrence, which is PENDING."""
+        name = run.name
+        self.runs[name] = run
+        self.changed_runs[name] = None
+        book = self.books.get(run.job)
+        if book is None:
+            book = self.books[run.job] = Book(Cell((ScopeKind.JOB, run.job)))
+        if book.version != run.version:
+            self._turn(book, run.job, run.version)
+        book.runs[name] = None
+        book.pending[name] = None
+        book.scheduled[name] = None
+        self.waiting[name] = None
+
+    def hold_run(self, before: Run, run: Run, book: Book, *, token: int) -> None:
+        """Stores a run that waited and is LEASED now; the book is turned to it."""
+        name = run.name
+        self.runs[name] = run
+        self.changed_runs[name] = None
+        del self.waiting[name]
+        if before.state is _PENDING:
+            del book.pending[name]
+            if name in book.scheduled:
+                self._unindex_scheduled(book, name)
+            book.active[name] = None
+            if book.excludes:
+                book.excluding[name] = None
+        self.leases[name] = token
+        for cell in book.cells:
+            cell.held += 1
+        if len(book.cells) > 3:
+            self._index_stray(run)
+
+    def end_run(self, run: Run, book: Book) -> None:
+        """Stores a run that was LEASED and is SUCCEEDED now; the book is turned to it."""
+        name = run.name
+        self.runs[name] = run
+        self.changed_runs[name] = None
+        del book.active[name], self.leases[name]
+        if book.excludes:
+            del book.excluding[name]
+        for cell in book.cells:
+            cell.held -= 1
+        if len(book.cells) > 3:
+            self._unindex_stray(name)
+        book.done[name] = None
+        self.finished.add(run)
+
     def drop_run(self, name: str) -> None:
         run = self.runs[name]
-        self._unindex_run(run)
-        del self.runs[name]
         book = self.books[run.job]
-        del book.runs[name]
+        if name in book.done:
+            del book.done[name]
+            self.finished.drop(run)
+        else:
+            self._unindex_run(run)
+        del self.runs[name], book.runs[name]
         if not book.runs:
             self._let_go(book)
             del self.books[run.job]
@@ -457,17 +511,11 @@ class State:
         reason: str = "",
     ) -> None:
         """Writes into a job's ledger, and forgets there what the audit window has left behind."""
-        ledger = self._own_ledger(job.name)
-        ledger.add(
-            from_ms,
-            to_ms,
-            count,
-            outcome,
-            run=run,
-            reason=reason,
-            version=job.version,
-            index=self.index,
-        )
+        name = job.name
+        ledger = self.ledger.get(name)
+        if ledger is None or ledger.epoch != self.captures:
+            ledger = self._own_ledger(name)
+        ledger.add(from_ms, to_ms, count, self.index, (outcome, run, reason, job.version))
         if not ledger.older:
             return  # what the entry decides itself is kept
         dropped = ledger.forget(self.time_ms - self.limits.ledger_window_ms, self.index)
@@ -639,13 +687,17 @@ class State:
         self.failed[run.job] = book.failed
         self.failed_count += 1
 
+    @staticmethod
+    def _unindex_scheduled(book: Book, name: str) -> None:
+        book.scheduled.pop(name, None)
+        if not book.scheduled:
+            book.shuffled = False
+
     def _unindex_run(self, run: Run) -> None:
         name, state, book = run.name, run.state, self.book_of(run)
         if state is _PENDING:
             del book.pending[name], self.waiting[name]
-            book.scheduled.pop(name, None)
-            if not book.scheduled:
-                book.shuffled = False
+            self._unindex_scheduled(book, name)
         elif state is _LEASED or state is _RETRY_WAIT:
             del book.active[name]
             book.excluding.pop(name, None)
@@ -845,12 +897,13 @@ def _split(data: bytes) -> Iterator[bytes]:
 
 def _load_job(state: State, job: Job) -> None:
     state.jobs[job.name] = job
-    state._use_calendars(job.spec, +1)
     state.jobs_by_namespace[namespace_of(job.name)] += 1
     state._due.add(job)
     if job.spec.concurrency_key:
         state._index_key(job)
-    if job.spec.after:
+    if job.spec.exclusions:
+        state._use_calendars(job.spec, +1)
+    if job.spec.after or job.spec.exclusions:
         state._index_after(None, job)
     if job.watch is not None:
         state._index_watch(job)
