@@ -472,6 +472,10 @@ def from_status(message: cluster_pb2.GetStatusResponse) -> ClusterStatus:
         incarnation=message.incarnation,
         restored=_from_restored(message.restored) if message.HasField("restored") else None,
         rejoining=message.rejoining,
+        clock_source=message.clock_source,
+        trusted_node=message.trusted_node,
+        tzdata_version=message.tzdata_version,
+        alarms=tuple(message.alarms),
     )
 
 
@@ -492,6 +496,9 @@ def _from_member(message: cluster_pb2.Member) -> Member:
         role=_from_enum(cluster_pb2.NodeRole, message.role, NodeRole),
         reachable=message.reachable,
         match_index=message.match_index,
+        clock_skew=_optional_duration(message, "clock_skew"),
+        tzdata_version=message.tzdata_version,
+        unfit_reasons=tuple(message.unfit_reasons),
     )
 
 

@@ -536,6 +536,21 @@ class AsyncClient:
         parts = self._pool.download(lambda s: s.cluster.StreamSnapshot, request, node=node)
         return await _backup.save(parts, Path(path), node_id=node, progress=progress)
 
+    async def trust_clock(self, node_id: str) -> datetime:
+        """Takes one node's wall clock for cluster time, when no majority of them agrees.
+
+        Returns:
+            Cluster time now; it may be later than that clock, as it never goes back.
+
+        Raises:
+            FailedPrecondition: a majority agrees, or that node's clock was not measured.
+        """
+        request = cluster_pb2.TrustClockRequest(node_id=node_id)
+        response = await self._pool.call(
+            lambda s: s.cluster.TrustClock, request, within=self.timeout
+        )
+        return _convert.from_timestamp(response.cluster_time)
+
 
 class Client:
     """The same for code without an event loop; usable from any thread; `with` closes it.
@@ -726,6 +741,10 @@ class Client:
     ) -> Backup:
         """As AsyncClient.backup; `progress` is called on another thread."""
         return self._portal.run(self._async.backup(path, node_id=node_id, progress=progress))
+
+    def trust_clock(self, node_id: str) -> datetime:
+        """As AsyncClient.trust_clock."""
+        return self._portal.run(self._async.trust_clock(node_id))
 
 
 def _joined(before: JobAudit, part: JobAudit) -> JobAudit:

@@ -519,6 +519,9 @@ class Member:
     role: NodeRole
     reachable: bool
     match_index: int
+    clock_skew: timedelta | None = None  # its wall clock less cluster time; None: not measured
+    tzdata_version: str = ""
+    unfit_reasons: Sequence[str] = ()  # why it should not lead
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -561,6 +564,7 @@ class ClusterStatus:
     Attributes:
         alert_count: jobs that have not succeeded in time.
         dead_letter_count: runs that are kept as FAILED.
+        clock_source: where cluster time comes from: continued, majority, trusted or none.
     """
 
     cluster_id: str
@@ -583,3 +587,7 @@ class ClusterStatus:
     rejoining: bool = False  # the answering node lost its disk, and has no vote yet
     alert_count: int = 0
     dead_letter_count: int = 0
+    clock_source: str = ""
+    trusted_node: str = ""
+    tzdata_version: str = ""
+    alarms: Sequence[str] = ()

@@ -229,6 +229,9 @@ class RaftConfig(_Section):
     heartbeat_interval_ms: Annotated[int, BeforeValidator(_within(duration_ms, "10ms", "30s"))] = (
         Field(alias="heartbeat_interval")
     )
+    max_clock_skew_ms: Annotated[int, BeforeValidator(_within(duration_ms, "50ms", "60s"))] = Field(
+        default=1_000, alias="max_clock_skew"
+    )
     certs: Annotated[str, BeforeValidator(_folder)] | None = None
     segment_bytes: Annotated[int, BeforeValidator(_within(size_bytes, "4MiB", "1GiB"))] = Field(
         default=16 * 1024**2, alias="segment"

@@ -25,6 +25,8 @@ SETTLE_MAX = 1_000  # occurrences on time that one edit decides; they travel in 
 
 Calendars = tuple[CalendarSpec, ...]
 
+_FIXED_ZONES = ("UTC", "Etc/UTC")
+
 
 class Backlog(Exception):
     """More occurrences are undecided than one entry can settle; the ticker is deciding them."""
@@ -199,6 +201,14 @@ def plan_after(
     if next_ms is None:
         return Plan(mark_time_ms, None, None)
     return Plan(mark_time_ms, next_ms, next_ms + jitter_ms(name, spec.jitter_ms))
+
+
+def needs_zones(spec: JobSpec) -> bool:
+    """Whether planning such a job asks the time zone database, as calendars may do too."""
+    return bool(spec.exclusions) or any(
+        schedule.kind is ScheduleKind.CRON and schedule.time_zone not in _FIXED_ZONES
+        for schedule in spec.schedules
+    )
 
 
 def _decide(

@@ -41,6 +41,8 @@ from tocsin_node.clock import Clock, ClusterClock, HostClock
 from tocsin_node.config import Config
 from tocsin_node.core.command import SCHEMA, BeginIncarnation, BeginTerm
 from tocsin_node.core.model import Limits
+from tocsin_node.fitness import Standing
+from tocsin_node.leader.clock_keeper import ClockKeeper
 from tocsin_node.leader.deadlines import Deadlines
 from tocsin_node.leader.dispatcher import Dispatcher
 from tocsin_node.leader.leases import Leases
@@ -67,6 +69,9 @@ from tocsin_node.schedule import use_packaged_zones
 SWITCH_INTERVAL_S = 0.0005
 STOP_GRACE_S = 2.0  # for calls under way
 BEGIN_RETRY_S = 0.1
+# How long a new leader that has no base for cluster time waits for others' clocks.
+BASE_PATIENCE_MS = 3_000
+BASE_LOOK_S = 0.02
 
 SERVER_OPTIONS = (
     # A second node on the same port must fail, not share its connections.
@@ -102,7 +107,7 @@ class Server:
     Args:
         on_fatal: called once when the node must end (the state machine raised, the disk failed, a
             bug showed); it has stopped deciding by then.
-        clock: default: the machine's.
+        clock: the node's own, or cluster time as a whole; default: the machine's.
         rejoin: this node's folder was lost; it has no vote until it has caught up.
         make_engine: what stands in for Raft, given the replica that it is to change; default: Raft.
         dial: makes a channel to the API address of another node; default: over the network.
@@ -114,29 +119,39 @@ class Server:
         node_id: str,
         *,
         on_fatal: Callable[[BaseException], None],
-        clock: Clock | None = None,
+        clock: Clock | ClusterClock | None = None,
         rejoin: bool = False,
         make_engine: Callable[[Replica], Engine] | None = None,
         dial: Callable[[str], grpc.aio.Channel] | None = None,
     ) -> None:
         self.node = config.node(node_id)
         self.config = config
-        self.replica = Replica(config, ClusterClock(clock or HostClock()))
+        if not isinstance(clock, ClusterClock):
+            clock = ClusterClock(
+                clock or HostClock(),
+                node_id=node_id,
+                members=len(config.nodes),
+                max_skew_ms=config.raft.max_clock_skew_ms,
+            )
+        self.replica = Replica(config, clock)
+        self.standing = Standing(self.replica, node_id)
         if make_engine is not None:
             self.engine = make_engine(self.replica)
         else:
-            self.engine = _engine(self.replica, node_id, on_fatal, rejoin=rejoin)
+            self.engine = _engine(self.replica, self.standing, node_id, on_fatal, rejoin=rejoin)
         self.replica.attach(self.engine)
         self.leases = Leases(self.replica)
         self.dispatcher = Dispatcher(self.replica, self.leases)
         self.health = Health()
         self.leadership = Leadership(
             self.replica,
+            standing=self.standing,
             loops=(
+                ClockKeeper(self.replica, self.standing),
                 self.leases,
                 self.dispatcher,
                 Deadlines(self.replica),
-                Ticker(self.replica),
+                Ticker(self.replica, may_plan_zones=lambda: self.standing.may_plan_zones),
                 Watchdog(self.replica),
                 Wide(self.replica),
                 Upgrade(self.replica),
@@ -183,6 +198,7 @@ class Server:
         return ClusterService(
             self.replica,
             self.leadership,
+            self.standing,
             folder=self.config.node_data_dir(self.node.id),
             worker_count=lambda: len(self.dispatcher.workers()),
         )
@@ -192,7 +208,13 @@ class Server:
         slices = Slices(self.replica.clock)
         self._runs = RunService(self.replica, slices, self.dispatcher)
         job_pb2_grpc.add_JobServiceServicer_to_server(
-            JobService(self.replica, slices, waits_for=self.dispatcher.explain), server
+            JobService(
+                self.replica,
+                slices,
+                waits_for=self.dispatcher.explain,
+                may_plan_zones=lambda: self.standing.may_plan_zones,
+            ),
+            server,
         )
         run_pb2_grpc.add_RunServiceServicer_to_server(self._runs, server)
         worker_pb2_grpc.add_WorkerServiceServicer_to_server(
@@ -229,11 +251,13 @@ class Leadership:
         self,
         replica: Replica,
         *,
+        standing: Standing,
         loops: tuple[LeaderLoop, ...],
         health: Health,
         on_fatal: Callable[[BaseException], None],
     ) -> None:
         self._replica = replica
+        self._standing = standing
         self._loops = loops
         self._health = health
         self._on_fatal = on_fatal
@@ -298,6 +322,7 @@ class Leadership:
             self._elected_term = event.term
         elif event.kind == "deposed":
             self._elected_term = None
+            self._replica.clock.follow()
         self._changed.set()
 
     async def _follow(self) -> None:
@@ -316,6 +341,7 @@ class Leadership:
 
     async def _begin(self, term: int) -> None:
         """Writes the term's first command, then starts the loops, unless deposed meanwhile."""
+        await self._find_time(term)
         while self._elected_term == term:
             try:
                 # In one entry: nothing of an older incarnation survives into the new term.
@@ -336,6 +362,19 @@ class Leadership:
         self._running_term = term
         log.info("node %s serves as leader of term %d", self.node_id, term)
 
+    async def _find_time(self, term: int) -> None:
+        """Gives cluster time a base; without one the term begins all the same, but nothing fires.
+
+        A leader that follows another one has it at once. After a start of the whole cluster the
+        others' clocks have to be measured first, which takes some round trips.
+        """
+        clock = self._replica.clock
+        clock.lead()
+        until_ms = clock.elapsed_ms() + BASE_PATIENCE_MS
+        while not clock.is_known and clock.elapsed_ms() < until_ms and self._elected_term == term:
+            await asyncio.sleep(BASE_LOOK_S)
+            clock.now_ms()
+
     async def _end_loops(self) -> None:
         if self._running_term is None:
             return
@@ -352,8 +391,7 @@ class Leadership:
         return [] if before else [BeginIncarnation("", secrets.token_hex(16), False)]
 
     def _begin_term(self, term: int) -> BeginTerm:
-        config, clock = self._replica.config, self._replica.clock
-        behind = clock.host.wall_ms() < self._replica.state.time_ms
+        config = self._replica.config
         return BeginTerm(
             term=term,
             node_id=self.node_id,
@@ -366,12 +404,18 @@ class Leadership:
                 fences=config.limits.fences,
                 run_retention_ms=config.limits.run_retention_ms,
             ),
-            clock_source="log" if behind else "wall",
+            clock_source=self._replica.clock.source,
+            tzdata=self._standing.tzdata,
         )
 
 
 def _engine(
-    replica: Replica, node_id: str, on_fatal: Callable[[BaseException], None], *, rejoin: bool
+    replica: Replica,
+    standing: Standing,
+    node_id: str,
+    on_fatal: Callable[[BaseException], None],
+    *,
+    rejoin: bool,
 ) -> Engine:
     config = replica.config
     return Engine(
@@ -384,6 +428,7 @@ def _engine(
         options=_raft_options(config),
         on_fatal=on_fatal,
         tls=_tls_files(config, node_id),
+        clock=standing,
         snapshot=replica,
         first_index=config.raft.first_index,
         schema=SCHEMA,

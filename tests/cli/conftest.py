@@ -286,6 +286,10 @@ class FakeClient:
         node_id = self.opened_with[-1].endpoints or ""
         return types.Backup(path=path, node_id=node_id, index=100, size_bytes=5, sha256="ab")
 
+    def trust_clock(self, node_id: str) -> datetime:
+        self._note("trust_clock", node_id)
+        return NOON
+
 
 @pytest.fixture
 def client() -> FakeClient:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,8 @@ def test_all_nodes_up(tocsin: Tocsin, client: FakeClient) -> None:
         "4001",
         "127.0.0.1:7112",
         "0.1.0",
+        "-",
+        "-",
     ]
     assert lines[2][:3] == ["n2", "LEADER", "yes"]
     assert "quorum 3/3: one more failure is survived" in result.stdout
@@ -57,6 +60,36 @@ def test_no_leader_is_5_and_still_shows_the_nodes(tocsin: Tocsin, client: FakeCl
     assert result.exit_code == 5
     assert "quorum lost: 1 of 3 nodes up, 2 needed" in result.stdout
     assert "no node leads" in result.stderr
+
+
+def test_clocks_zones_and_alarms_are_the_leader_s_to_tell(
+    tocsin: Tocsin, client: FakeClient
+) -> None:
+    client.statuses = {node: make_status(node, "n2") for node in ("n1", "n2", "n3")}
+    leader = client.statuses["n2"]
+    off = replace(leader.members[0], clock_skew=timedelta(hours=-6), tzdata_version="2026f")
+    client.statuses["n2"] = replace(
+        leader,
+        members=(off, *leader.members[1:]),
+        clock_source="majority",
+        tzdata_version="2026f",
+        alarms=("node n1: its wall clock is off",),
+    )
+    result = tocsin("cluster", "status")
+    assert result.exit_code == 8
+    lines = result.stdout.splitlines()
+    assert lines[1].split()[-2:] == ["-21600.000s", "2026f"]
+    assert "from the wall clocks of a majority; tzdata 2026f" in lines[-2]
+    assert lines[-1] == "ALARM: node n1: its wall clock is off"
+
+
+def test_one_clock_can_be_trusted(tocsin: Tocsin, client: FakeClient) -> None:
+    result = tocsin("cluster", "clock", "trust", "n2")
+    assert result.exit_code == 0
+    assert client.asked("trust_clock") == [(("n2",), {})]
+    assert result.stdout == "cluster time is 2026-11-29T12:00:00Z, as n2 says\n"
+    shown = json.loads(tocsin("cluster", "clock", "trust", "n2", "-o", "json").stdout)
+    assert shown == {"trustedNode": "n2", "clusterTime": "2026-11-29T12:00:00Z"}
 
 
 def test_nobody_answers_is_5(tocsin: Tocsin) -> None:
@@ -182,7 +215,7 @@ def test_status_says_what_may_have_been_in_flight_when_the_cluster_was_restored(
     )
     client.statuses["n2"] = replace(client.statuses["n2"], restored=restored, rejoining=True)
     lines = tocsin("cluster", "status").stdout.splitlines()
-    assert "12 runs were possibly in flight" in lines[5]
+    assert "12 runs were possibly in flight" in lines[6]
     assert "  default/j/0" in lines
     assert lines[2].split()[:2] == ["n2", "rejoining"]
     assert lines[-1] == "  and 2 more: tocsin cluster status -o json"

@@ -211,8 +211,8 @@ logs: {level: info}
         "raft.heartbeat_interval: got '100', expected a duration with a unit such as 500ms, 30s, "
         "5m, 1h, 7d",
         "raft.electon_timeout: got an unknown key, expected one of profile, election_timeout, "
-        "heartbeat_interval, certs, segment, snapshot_every, disk_reserve, batch_operations, "
-        "batch, first_index; did you mean election_timeout?",
+        "heartbeat_interval, max_clock_skew, certs, segment, snapshot_every, disk_reserve, "
+        "batch_operations, batch, first_index; did you mean election_timeout?",
         "scheduler.overlap: got 'queue_two', expected queue_one, queue_all, skip, allow or "
         "cancel_running",
         "leases: got '30s', expected the keys default, heartbeats_per_lease",
@@ -442,8 +442,8 @@ def test_overrides_that_name_no_setting_are_faults() -> None:
         "TOCSIN_SCHEDULER__..., TOCSIN_LEASES__..., TOCSIN_RETRY__..., TOCSIN_LIMITS__..., "
         "TOCSIN_LOG__...",
         "raft.profil: got an unknown key, expected one of profile, election_timeout, "
-        "heartbeat_interval, certs, segment, snapshot_every, disk_reserve, batch_operations, "
-        "batch, first_index; did you mean profile?",
+        "heartbeat_interval, max_clock_skew, certs, segment, snapshot_every, disk_reserve, "
+        "batch_operations, batch, first_index; did you mean profile?",
         "log.level: got nothing, expected debug, info, warning or error",
     ]
 

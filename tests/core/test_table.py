@@ -108,6 +108,7 @@ UseSchema                          | =               | =                     | =
 BeginIncarnation                   | =               | =                     | =                     | =                     | =                     | =             | =             | =
 BeginIncarnation, of a restore     | =               | =                     | RETRY_WAIT            | CANCELLED             | =                     | =             | =             | =
 BeginIncarnation, decided before   | `STALE_PLAN`    | `STALE_PLAN`          | `STALE_PLAN`          | `STALE_PLAN`          | `STALE_PLAN`          | `STALE_PLAN`  | `STALE_PLAN`  | `STALE_PLAN`
+ClockBase                          | =               | =                     | =                     | =                     | =                     | =             | =             | =
 """
 
 NO_RUN, CANCELLING = "no run", "cancelling"
@@ -408,6 +409,7 @@ MAKE: dict[str, Callable[[Machine], c.Command]] = {
     "BeginIncarnation": lambda m: c.BeginIncarnation("", "i1", False),
     "BeginIncarnation, of a restore": lambda m: c.BeginIncarnation("", "i1", True),
     "BeginIncarnation, decided before": lambda m: c.BeginIncarnation("i0", "i1", True),
+    "ClockBase": lambda m: c.ClockBase("trusted", "n2"),
 }
 
 

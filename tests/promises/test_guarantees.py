@@ -18,6 +18,11 @@ from tests.leader.test_leases import (
     test_a_frozen_leader_does_not_expire_the_world_when_it_wakes,
     test_leaders_that_change_every_12_s_do_not_keep_a_dead_worker_s_lease_alive,
 )
+from tests.promises.clocks import (
+    bent,
+    test_one_wall_clock_that_is_set_by_hours_fires_nothing_early_and_repeats_nothing,
+    test_without_an_agreed_time_nothing_fires_until_somebody_says_whose_clock_is_right,
+)
 from tests.properties.test_histories import play
 from tests.raft.conftest import new_cluster
 from tests.raft.test_rejoin import (
@@ -35,13 +40,16 @@ from tocsin_node.explain import explain
 from tocsin_node.raft import backup
 from tocsin_node.raft.snapshot import SnapshotStore
 
-# Fixtures, and promises that are shown where lease time is tested.
+# Fixtures, and promises that are shown where clocks and lease time are tested.
 __all__ = [
+    "bent",
     "m",
     "new_cluster",
     "test_a_frozen_leader_does_not_expire_the_world_when_it_wakes",
     "test_a_node_whose_disk_was_lost_has_no_vote_until_it_holds_again_what_it_had_acknowledged",
     "test_leaders_that_change_every_12_s_do_not_keep_a_dead_worker_s_lease_alive",
+    "test_one_wall_clock_that_is_set_by_hours_fires_nothing_early_and_repeats_nothing",
+    "test_without_an_agreed_time_nothing_fires_until_somebody_says_whose_clock_is_right",
     "three",
 ]
 

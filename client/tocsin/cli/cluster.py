@@ -15,7 +15,7 @@ from tocsin.cli import _output
 from tocsin.cli._json import as_json
 from tocsin.cli._options import Settings, global_options, pass_settings
 from tocsin.errors import ApiError, NoLeader, Unavailable
-from tocsin.types import Backup, ClusterStatus, NodeRole, Restored
+from tocsin.types import Backup, ClusterStatus, Member, NodeRole, Restored
 
 # A node that takes longer to say how it is counts as not reachable.
 NODE_TIMEOUT_S = 3.0
@@ -36,6 +36,7 @@ def cluster() -> None:
       tocsin cluster status
       tocsin cluster backup monday.tocsin
       tocsin cluster leader transfer n2
+      tocsin cluster clock trust n2
     """
 
 
@@ -63,7 +64,10 @@ class Node:
 def status(ctx: click.Context, settings: Settings) -> None:
     """Show the state of every node, as each says of itself; works without a leader too.
 
-    Exit code: 0 all nodes are up, 8 some are not, 5 there is no leader.
+    SKEW is by how much a node's wall clock is ahead of cluster time. An ALARM is what somebody has
+    to look at.
+
+    Exit code: 0 all nodes are up, 8 some are not or there is an alarm, 5 there is no leader.
 
     \b
     Examples:
@@ -87,7 +91,7 @@ def status(ctx: click.Context, settings: Settings) -> None:
             f"no node leads: {len(answers)} of {len(nodes)} nodes answer,"
             f" {majority(len(nodes))} are needed"
         )
-    if len(answers) < len(nodes):
+    if len(answers) < len(nodes) or _teller(nodes, leader).alarms:
         ctx.exit(EXIT_DEGRADED)
 
 
@@ -205,6 +209,41 @@ def transfer(settings: Settings, /, *, node: str) -> None:
     )
 
 
+@cluster.group(short_help="Say which clock is right.")
+@global_options
+def clock() -> None:
+    """Say which clock is right, when the nodes cannot agree.
+
+    \b
+    Examples:
+      tocsin cluster clock trust n2
+    """
+
+
+@clock.command(short_help="Take one node's wall clock for cluster time.")
+@click.argument("node_id", metavar="NODE")
+@global_options
+@pass_settings
+def trust(settings: Settings, node_id: str) -> None:
+    """Take one node's wall clock for cluster time, until a majority of them agrees again.
+
+    Needed when the whole cluster was started and no majority of its wall clocks agrees: nothing
+    fires then. Cluster time never goes back: if it is later than that clock, it goes on from there.
+
+    \b
+    Examples:
+      tocsin cluster clock trust n2
+    """
+    with settings.client() as client:
+        time = client.trust_clock(node_id)
+    _output.show_object(
+        settings,
+        lambda: {"trustedNode": node_id, "clusterTime": time.isoformat().replace("+00:00", "Z")},
+        name=node_id,
+        text=lambda: click.echo(f"cluster time is {time:%Y-%m-%dT%H:%M:%SZ}, as {node_id} says"),
+    )
+
+
 def ask_nodes(settings: Settings) -> list[Node]:
     """Asks every node of the cluster at once; those that do not answer are in the list too.
 
@@ -265,11 +304,13 @@ def quorum_words(up: int, count: int) -> str:
 def _print_nodes(nodes: list[Node], answers: list[ClusterStatus], leader: str) -> None:
     newest = max((node.status.commit_index for node in nodes if node.status), default=0)
     rows = []
+    told = _told_by(nodes, leader)
     for node in nodes:
         status = node.status
         if status is None:
-            rows.append([node.id, "-", "NO", "-", "-", "-", "-", "-", node.api_address, "-"])
+            rows.append([node.id, "-", "NO", *["-"] * 5, node.api_address, *["-"] * 3])
             continue
+        member = told.get(node.id)
         leads = node.id == leader and node.role is NodeRole.LEADER
         rows.append(
             [
@@ -283,14 +324,23 @@ def _print_nodes(nodes: list[Node], answers: list[ClusterStatus], leader: str) -
                 str(status.process_id),
                 node.api_address,
                 status.version,
+                _skew_words(member),
+                "-" if member is None else member.tzdata_version or "-",
             ]
         )
     _output.table(
-        ["NODE", "ROLE", "REACHABLE", "TERM", "COMMIT", "APPLIED", "LAG", "PID", "API", "VERSION"],
+        [
+            *("NODE", "ROLE", "REACHABLE", "TERM", "COMMIT", "APPLIED", "LAG"),
+            *("PID", "API", "VERSION", "SKEW", "TZDATA"),
+        ],
         rows,
-        right=[False, False, False, True, True, True, True, True, False, False],
+        right=[False, False, False, True, True, True, True, True, False, False, True, False],
     )
     click.echo(quorum_words(sum(node.status is not None for node in nodes), len(nodes)))
+    teller = _teller(nodes, leader)
+    click.echo(_clock_words(teller))
+    for alarm in teller.alarms:
+        click.echo(f"ALARM: {_output.safe(alarm)}")
     restored = _restored_of(answers)
     if restored is not None:
         _print_restored(restored)
@@ -299,6 +349,36 @@ def _print_nodes(nodes: list[Node], answers: list[ClusterStatus], leader: str) -
 def _role_words(node: Node) -> str:
     rejoining = node.status is not None and node.status.rejoining
     return "rejoining" if rejoining else node.role.lower()
+
+
+def _teller(nodes: list[Node], leader: str) -> ClusterStatus:
+    """The answer of the leader, who knows most of the others; if there is none, the first one."""
+    answers = [node.status for node in nodes if node.status is not None]
+    return next((answer for answer in answers if answer.node_id == leader), answers[0])
+
+
+def _told_by(nodes: list[Node], leader: str) -> dict[str, Member]:
+    return {member.id: member for member in _teller(nodes, leader).members}
+
+
+def _skew_words(member: Member | None) -> str:
+    """By how much a wall clock is ahead of cluster time."""
+    if member is None or member.clock_skew is None:
+        return "-"
+    return f"{member.clock_skew.total_seconds():+.3f}s"
+
+
+def _clock_words(status: ClusterStatus) -> str:
+    """One line on cluster time and where it comes from."""
+    sources = {
+        "continued": "continued from an earlier leader",
+        "majority": "from the wall clocks of a majority",
+        "trusted": f"from the clock of {_output.safe(status.trusted_node)}, as an operator said",
+        "none": "not known, nothing fires",
+    }
+    time = "-" if status.cluster_time is None else f"{status.cluster_time:%Y-%m-%dT%H:%M:%S.%f}"
+    source = sources.get(status.clock_source, "no leader has said from where yet")
+    return f"clock {time[:-3]}Z: {source}; tzdata {status.tzdata_version or '-'}"
 
 
 def _restored_of(answers: list[ClusterStatus]) -> Restored | None:

@@ -50,6 +50,9 @@ class Member(_message.Message):
     ROLE_FIELD_NUMBER: _builtins.int
     REACHABLE_FIELD_NUMBER: _builtins.int
     MATCH_INDEX_FIELD_NUMBER: _builtins.int
+    CLOCK_SKEW_FIELD_NUMBER: _builtins.int
+    TZDATA_VERSION_FIELD_NUMBER: _builtins.int
+    UNFIT_REASONS_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     raft_address: _builtins.str
     api_address: _builtins.str
@@ -59,6 +62,16 @@ class Member(_message.Message):
     """The answering node has a connection to it."""
     match_index: _builtins.int
     """Highest log index known to be stored there; known to the leader alone, else 0."""
+    tzdata_version: _builtins.str
+    """Release of its time zone database; empty while it is not known."""
+    @_builtins.property
+    def clock_skew(self) -> _duration_pb2.Duration:
+        """Its wall clock less cluster time, as the answering node measured it; absent if it could not."""
+
+    @_builtins.property
+    def unfit_reasons(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Why it should not lead, as it says of itself."""
+
     def __init__(
         self,
         *,
@@ -68,10 +81,13 @@ class Member(_message.Message):
         role: Global___NodeRole.ValueType = ...,
         reachable: _builtins.bool = ...,
         match_index: _builtins.int = ...,
+        clock_skew: _duration_pb2.Duration | None = ...,
+        tzdata_version: _builtins.str = ...,
+        unfit_reasons: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["clock_skew", b"clock_skew"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["api_address", b"api_address", "id", b"id", "match_index", b"match_index", "raft_address", b"raft_address", "reachable", b"reachable", "role", b"role"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["api_address", b"api_address", "clock_skew", b"clock_skew", "id", b"id", "match_index", b"match_index", "raft_address", b"raft_address", "reachable", b"reachable", "role", b"role", "tzdata_version", b"tzdata_version", "unfit_reasons", b"unfit_reasons"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -111,6 +127,10 @@ class GetStatusResponse(_message.Message):
     WORKER_COUNT_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
     PROCESS_ID_FIELD_NUMBER: _builtins.int
+    CLOCK_SOURCE_FIELD_NUMBER: _builtins.int
+    TRUSTED_NODE_FIELD_NUMBER: _builtins.int
+    TZDATA_VERSION_FIELD_NUMBER: _builtins.int
+    ALARMS_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
     RESTORED_FIELD_NUMBER: _builtins.int
     REJOINING_FIELD_NUMBER: _builtins.int
@@ -133,6 +153,15 @@ class GetStatusResponse(_message.Message):
     version: _builtins.str
     process_id: _builtins.int
     """Operating system's id of the answering process."""
+    clock_source: _builtins.str
+    """Where the answering leader's cluster time comes from: continued (from the leader before),
+    majority (of the wall clocks), trusted (as an operator said), none (nothing fires). Others tell
+    what the newest leader logged.
+    """
+    trusted_node: _builtins.str
+    """Whose wall clock is trusted, if so."""
+    tzdata_version: _builtins.str
+    """Release of the time zone database that the cluster plans with."""
     incarnation: _builtins.str
     """Changes when the cluster is restored from a backup, or made anew. Empty before the first leader."""
     rejoining: _builtins.bool
@@ -148,6 +177,12 @@ class GetStatusResponse(_message.Message):
     @_builtins.property
     def cluster_time(self) -> _timestamp_pb2.Timestamp:
         """Cluster time at the answering node."""
+
+    @_builtins.property
+    def alarms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What an operator should know of clocks, zones and fitness, a sentence each; the leader knows
+        most.
+        """
 
     @_builtins.property
     def restored(self) -> Global___Restored:
@@ -171,6 +206,10 @@ class GetStatusResponse(_message.Message):
         worker_count: _builtins.int = ...,
         version: _builtins.str = ...,
         process_id: _builtins.int = ...,
+        clock_source: _builtins.str = ...,
+        trusted_node: _builtins.str = ...,
+        tzdata_version: _builtins.str = ...,
+        alarms: _abc.Iterable[_builtins.str] | None = ...,
         incarnation: _builtins.str = ...,
         restored: Global___Restored | None = ...,
         rejoining: _builtins.bool = ...,
@@ -179,7 +218,7 @@ class GetStatusResponse(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["cluster_time", b"cluster_time", "restored", b"restored", "uptime", b"uptime"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_run_count", b"active_run_count", "alert_count", b"alert_count", "applied_index", b"applied_index", "cluster_id", b"cluster_id", "cluster_time", b"cluster_time", "commit_index", b"commit_index", "dead_letter_count", b"dead_letter_count", "has_quorum", b"has_quorum", "incarnation", b"incarnation", "job_count", b"job_count", "leader_id", b"leader_id", "members", b"members", "node_id", b"node_id", "process_id", b"process_id", "rejoining", b"rejoining", "restored", b"restored", "term", b"term", "uptime", b"uptime", "version", b"version", "worker_count", b"worker_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_run_count", b"active_run_count", "alarms", b"alarms", "alert_count", b"alert_count", "applied_index", b"applied_index", "clock_source", b"clock_source", "cluster_id", b"cluster_id", "cluster_time", b"cluster_time", "commit_index", b"commit_index", "dead_letter_count", b"dead_letter_count", "has_quorum", b"has_quorum", "incarnation", b"incarnation", "job_count", b"job_count", "leader_id", b"leader_id", "members", b"members", "node_id", b"node_id", "process_id", b"process_id", "rejoining", b"rejoining", "restored", b"restored", "term", b"term", "trusted_node", b"trusted_node", "tzdata_version", b"tzdata_version", "uptime", b"uptime", "version", b"version", "worker_count", b"worker_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -311,3 +350,44 @@ class StreamSnapshotResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___StreamSnapshotResponse: _TypeAlias = StreamSnapshotResponse  # noqa: Y015
+
+@_typing.final
+class TrustClockRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_ID_FIELD_NUMBER: _builtins.int
+    node_id: _builtins.str
+    def __init__(
+        self,
+        *,
+        node_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["node_id", b"node_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TrustClockRequest: _TypeAlias = TrustClockRequest  # noqa: Y015
+
+@_typing.final
+class TrustClockResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLUSTER_TIME_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def cluster_time(self) -> _timestamp_pb2.Timestamp:
+        """Now. It may be later than that node's wall clock: cluster time never goes back."""
+
+    def __init__(
+        self,
+        *,
+        cluster_time: _timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cluster_time", b"cluster_time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_time", b"cluster_time"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TrustClockResponse: _TypeAlias = TrustClockResponse  # noqa: Y015

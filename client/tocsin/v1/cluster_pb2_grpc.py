@@ -49,6 +49,11 @@ class ClusterServiceStub(object):
                 request_serializer=tocsin_dot_v1_dot_cluster__pb2.StreamSnapshotRequest.SerializeToString,
                 response_deserializer=tocsin_dot_v1_dot_cluster__pb2.StreamSnapshotResponse.FromString,
                 _registered_method=True)
+        self.TrustClock = channel.unary_unary(
+                '/tocsin.v1.ClusterService/TrustClock',
+                request_serializer=tocsin_dot_v1_dot_cluster__pb2.TrustClockRequest.SerializeToString,
+                response_deserializer=tocsin_dot_v1_dot_cluster__pb2.TrustClockResponse.FromString,
+                _registered_method=True)
 
 
 class ClusterServiceServicer(object):
@@ -76,6 +81,14 @@ class ClusterServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def TrustClock(self, request, context):
+        """Takes one node's wall clock for cluster time, when no majority of them agrees. Reasons:
+        CLOCK_KNOWN while a majority agrees, NODE_NOT_FOUND, NODE_NOT_MEASURED. A repeat is harmless.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ClusterServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -93,6 +106,11 @@ def add_ClusterServiceServicer_to_server(servicer, server):
                     servicer.StreamSnapshot,
                     request_deserializer=tocsin_dot_v1_dot_cluster__pb2.StreamSnapshotRequest.FromString,
                     response_serializer=tocsin_dot_v1_dot_cluster__pb2.StreamSnapshotResponse.SerializeToString,
+            ),
+            'TrustClock': grpc.unary_unary_rpc_method_handler(
+                    servicer.TrustClock,
+                    request_deserializer=tocsin_dot_v1_dot_cluster__pb2.TrustClockRequest.FromString,
+                    response_serializer=tocsin_dot_v1_dot_cluster__pb2.TrustClockResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -176,6 +194,33 @@ class ClusterService(object):
             '/tocsin.v1.ClusterService/StreamSnapshot',
             tocsin_dot_v1_dot_cluster__pb2.StreamSnapshotRequest.SerializeToString,
             tocsin_dot_v1_dot_cluster__pb2.StreamSnapshotResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def TrustClock(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tocsin.v1.ClusterService/TrustClock',
+            tocsin_dot_v1_dot_cluster__pb2.TrustClockRequest.SerializeToString,
+            tocsin_dot_v1_dot_cluster__pb2.TrustClockResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -39,6 +39,10 @@ class ClusterServiceStub:
     """The state of the asked node as a backup file, in pieces. Entries after `applied_index` are not
     in it.
     """
+    TrustClock: _grpc.UnaryUnaryMultiCallable[_cluster_pb2.TrustClockRequest, _cluster_pb2.TrustClockResponse]
+    """Takes one node's wall clock for cluster time, when no majority of them agrees. Reasons:
+    CLOCK_KNOWN while a majority agrees, NODE_NOT_FOUND, NODE_NOT_MEASURED. A repeat is harmless.
+    """
 
 @_typing.type_check_only
 class ClusterServiceAsyncStub(ClusterServiceStub):
@@ -50,6 +54,10 @@ class ClusterServiceAsyncStub(ClusterServiceStub):
     StreamSnapshot: _aio.UnaryStreamMultiCallable[_cluster_pb2.StreamSnapshotRequest, _cluster_pb2.StreamSnapshotResponse]  # type: ignore[assignment]
     """The state of the asked node as a backup file, in pieces. Entries after `applied_index` are not
     in it.
+    """
+    TrustClock: _aio.UnaryUnaryMultiCallable[_cluster_pb2.TrustClockRequest, _cluster_pb2.TrustClockResponse]  # type: ignore[assignment]
+    """Takes one node's wall clock for cluster time, when no majority of them agrees. Reasons:
+    CLOCK_KNOWN while a majority agrees, NODE_NOT_FOUND, NODE_NOT_MEASURED. A repeat is harmless.
     """
 
 class ClusterServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -77,6 +85,16 @@ class ClusterServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_abc.Iterator[_cluster_pb2.StreamSnapshotResponse], _abc.AsyncIterator[_cluster_pb2.StreamSnapshotResponse]]:
         """The state of the asked node as a backup file, in pieces. Entries after `applied_index` are not
         in it.
+        """
+
+    @_abc_1.abstractmethod
+    def TrustClock(
+        self,
+        request: _cluster_pb2.TrustClockRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_cluster_pb2.TrustClockResponse, _abc.Awaitable[_cluster_pb2.TrustClockResponse]]:
+        """Takes one node's wall clock for cluster time, when no majority of them agrees. Reasons:
+        CLOCK_KNOWN while a majority agrees, NODE_NOT_FOUND, NODE_NOT_MEASURED. A repeat is harmless.
         """
 
 def add_ClusterServiceServicer_to_server(servicer: ClusterServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import importlib.metadata
+import logging
 import os
 import secrets
 from collections.abc import AsyncIterator, Callable
@@ -18,6 +19,9 @@ from tocsin.v1 import cluster_pb2, cluster_pb2_grpc
 from tocsin_node.admission import Refusal
 from tocsin_node.api import _convert
 from tocsin_node.api._forward import Standing, timeout_s
+from tocsin_node.cluster_time import MajorityDisagrees, NotMeasured
+from tocsin_node.core.command import ClockBase
+from tocsin_node.fitness import Standing as Fitness
 from tocsin_node.raft.engine import (
     DiskFull,
     PeerStatus,
@@ -33,6 +37,8 @@ TRANSFER_TIMEOUT_S = 3.0
 # A node that is further behind is not waited for at all.
 TRANSFER_LAG_MAX = 10_000
 BACKUP_CHUNK_BYTES = 1024 * 1024
+
+log = logging.getLogger(__name__)
 
 _ROLES = {
     Role.FOLLOWER: cluster_pb2.NODE_ROLE_FOLLOWER,
@@ -51,11 +57,13 @@ class ClusterService(cluster_pb2_grpc.ClusterServiceServicer):
         self,
         replica: Replica,
         standing: Standing,
+        fitness: Fitness,
         *,
         folder: Path,
         worker_count: Callable[[], int],
     ) -> None:
         self._replica = replica
+        self._fitness = fitness
         self._standing = standing
         self._folder = folder
         self._worker_count = worker_count
@@ -87,16 +95,51 @@ class ClusterService(cluster_pb2_grpc.ClusterServiceServicer):
             rejoining=not engine.has_vote,
             alert_count=len(state.alerted),
             dead_letter_count=state.failed_count,
+            tzdata_version=state.tzdata,
+            alarms=self._fitness.alarms(leads=self._standing.serves),
         )
         if (restored := state.restored) is not None:
             proto = response.restored
             proto.index, proto.in_flight_count = restored.index, restored.in_flight_count
             proto.in_flight_runs.extend(restored.in_flight)
             _convert.put_time(proto.restore_time, restored.time_ms)
+        if self._standing.serves:
+            response.clock_source = replica.clock.source
+            response.trusted_node = replica.clock.trusted_node
+        elif state.base is not None:
+            response.clock_source, response.trusted_node = state.base.source, state.base.node_id
         response.uptime.FromMilliseconds(replica.clock.elapsed_ms() - self._began_ms)
         _convert.put_time(response.cluster_time, replica.clock.now_ms())
         for node in config.nodes:
             self._member(response.members.add(), node.id, peers.get(node.id))
+        return response
+
+    async def TrustClock(  # noqa: N802
+        self, request: cluster_pb2.TrustClockRequest, context: Any
+    ) -> cluster_pb2.TrustClockResponse:
+        clock, node_id = self._replica.clock, request.node_id
+        if node_id not in self._replica.config.node_ids:
+            raise Refusal(
+                "NODE_NOT_FOUND", f"there is no node {node_id!r}", detail={"node": node_id}
+            )
+        # Also so that a leader that is none any more changes nothing.
+        await self._replica.engine.confirm_leadership(timeout=timeout_s(context))
+        try:
+            clock.trust(node_id)
+        except MajorityDisagrees as agreed:
+            raise Refusal(
+                "CLOCK_KNOWN",
+                f"the wall clocks of {agreed} agree, and they are a majority; set the others right",
+            ) from None
+        except NotMeasured:
+            raise Refusal(
+                "NODE_NOT_MEASURED",
+                f"the wall clock of {node_id} has not been measured lately; is it reachable?",
+            ) from None
+        log.warning("the wall clock of node %s is taken for cluster time, as asked", node_id)
+        await self._replica.execute(ClockBase(clock.source, node_id), reserved=True)
+        response = cluster_pb2.TrustClockResponse()
+        _convert.put_time(response.cluster_time, clock.now_ms())
         return response
 
     def _member(self, proto: cluster_pb2.Member, node_id: str, peer: PeerStatus | None) -> None:
@@ -104,6 +147,13 @@ class ClusterService(cluster_pb2_grpc.ClusterServiceServicer):
         proto.id = node_id
         proto.raft_address = node.raft_address
         proto.api_address = node.api_address
+        skew_ms = self._replica.clock.skew_ms(node_id)
+        if skew_ms is not None:
+            proto.clock_skew.FromMilliseconds(skew_ms)
+        fitness = engine.fitness() if peer is None else peer.fitness
+        if fitness is not None:
+            proto.tzdata_version = fitness.tzdata
+            proto.unfit_reasons.extend(fitness.reasons)
         if peer is None:
             proto.role = _ROLES[engine.role]
             proto.reachable = True

@@ -75,8 +75,10 @@ class JobService(job_pb2_grpc.JobServiceServicer):
         slices: Slices,
         *,
         waits_for: Callable[[Run], str] = lambda run: "",
+        may_plan_zones: Callable[[], bool] = lambda: True,
     ) -> None:
         self._replica = replica
+        self._may_plan_zones = may_plan_zones
         self._waits_for = waits_for  # why a run waits, from the leader's memory
         self._slices = slices
         self._names = SortedNames(replica.state.jobs)
@@ -242,7 +244,7 @@ class JobService(job_pb2_grpc.JobServiceServicer):
                     key, name, job.uid, job.version, job.mark_time_ms, note, (), plan
                 )
             calendars = self._replica.state.calendars_of(job.spec)
-            decisions, plan = planner.settle(job, self._replica.clock.now_ms(), calendars)
+            decisions, plan = planner.settle(job, self._planning_ms(job.spec), calendars)
             return commands.PauseJob(
                 key, name, job.uid, job.version, job.mark_time_ms, note, decisions, plan
             )
@@ -264,7 +266,7 @@ class JobService(job_pb2_grpc.JobServiceServicer):
             if not job.paused:
                 return _Known(job)
             calendars = self._replica.state.calendars_of(job.spec)
-            decisions, plan = planner.resume(job, self._replica.clock.now_ms(), calendars)
+            decisions, plan = planner.resume(job, self._planning_ms(job.spec), calendars)
             return commands.ResumeJob(
                 key, name, job.uid, job.version, job.mark_time_ms, decisions, plan
             )
@@ -341,7 +343,7 @@ class JobService(job_pb2_grpc.JobServiceServicer):
     def _create(self, key: RequestKey, name: str, spec: JobSpec) -> commands.CreateJob:
         planned = self._with_calendars(spec)
         calendars = self._replica.state.calendars_of(planned)
-        decisions, plan = planner.first(name, planned, self._replica.clock.now_ms(), calendars)
+        decisions, plan = planner.first(name, planned, self._planning_ms(planned), calendars)
         return commands.CreateJob(key, name, planned, decisions, plan)
 
     def _with_calendars(self, spec: JobSpec) -> JobSpec:
@@ -357,7 +359,7 @@ class JobService(job_pb2_grpc.JobServiceServicer):
         return replace(spec, calendars=state.current_calendars(spec) or ())
 
     def _update(self, key: RequestKey, job: Job, spec: JobSpec) -> commands.UpdateJob:
-        now_ms = self._replica.clock.now_ms()
+        now_ms = self._planning_ms(job.spec, spec)
         _refuse_new_past_times(job.spec, spec, now_ms)
         state = self._replica.state
         decisions, _ = planner.settle(job, now_ms, state.calendars_of(job.spec))
@@ -372,6 +374,26 @@ class JobService(job_pb2_grpc.JobServiceServicer):
         return commands.UpdateJob(
             key, job.name, job.uid, job.version, job.mark_time_ms, planned, decisions, plan
         )
+
+    def _planning_ms(self, *specs: JobSpec) -> int:
+        """Cluster time, for a plan of such jobs.
+
+        Raises:
+            Refusal: it is not known, or this node's time zone database is older than the cluster's.
+        """
+        if not self._replica.clock.is_known:
+            raise Refusal(
+                "CLOCK_UNKNOWN",
+                "cluster time is not known yet, so nothing can be planned; tocsin cluster status "
+                "says why, and tocsin cluster clock trust NODE ends it",
+            )
+        if any(planner.needs_zones(spec) for spec in specs) and not self._may_plan_zones():
+            raise Refusal(
+                "TZDATA_TOO_OLD",
+                "the leader's time zone database is older than the one that the cluster plans "
+                f"with ({self._replica.state.tzdata}); update it on that node",
+            )
+        return self._replica.clock.now_ms()
 
     def _refuse_cycle(self, name: str, spec: JobSpec, before: JobSpec | None) -> None:
         """Says early what the state machine would say of the jobs that this one comes after."""

@@ -99,7 +99,8 @@ class BeginTerm(Command, frozen=True, tag=1):
     term: int
     node_id: str
     limits: Limits
-    clock_source: str  # "wall": the host's clock; "log": continued from the newest stamp
+    clock_source: str  # of its cluster time: "continued", "majority", "trusted" or "none"
+    tzdata: str = ""  # release of its time zone database
 
 
 class CreateJob(Command, frozen=True, tag=2):
@@ -276,6 +277,14 @@ class LeaseUsed(Command, frozen=True, tag=22):
     used_ms: int
 
 
+class ClockBase(Command, frozen=True, tag=38):
+    """Says where a leader's cluster time comes from now; the entry's stamp is the base itself."""
+
+    source: str
+    node_id: str = ""  # whose wall clock is trusted
+    forward_ms: int = 0  # by how much it was set forward
+
+
 class UseSchema(Command, frozen=True, tag=24):
     """Every member understands commands up to this schema, so they may be proposed from now on."""
 
@@ -397,6 +406,7 @@ AnyCommand = (
     | ReplanJob
     | AdvanceWide
     | EndWide
+    | ClockBase
 )
 
 _encoder = msgspec.msgpack.Encoder()

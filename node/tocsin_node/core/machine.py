@@ -32,6 +32,7 @@ from tocsin_node.core.command import (
     BeginIncarnation,
     BeginTerm,
     CancelRuns,
+    ClockBase,
     Command,
     Complete,
     CreateJob,
@@ -64,6 +65,7 @@ from tocsin_node.core.command import (
 from tocsin_node.core.model import (
     FINAL_STATES,
     AttemptOutcome,
+    Base,
     Cause,
     Gate,
     Job,
@@ -136,6 +138,16 @@ def _begin_term(state: State, command: BeginTerm) -> Result:
     if command.term > state.term:  # else it is a repeat whose first try had counted
         state.begin_term(Term(command.term, state.index, state.time_ms, command.node_id))
     state.limits = command.limits
+    state.base = Base(command.clock_source, "", 0, state.index, state.time_ms)
+    if not state.tzdata:
+        state.tzdata = command.tzdata  # of a new cluster; from then on it is changed on purpose
+    return Applied()
+
+
+def _clock_base(state: State, command: ClockBase) -> Result:
+    state.base = Base(
+        command.source, command.node_id, command.forward_ms, state.index, state.time_ms
+    )
     return Applied()
 
 
@@ -1171,6 +1183,7 @@ _HANDLERS: dict[type[Command], Callable[[State, Any], Result]] = {
     ReplanJob: _replan_job,
     AdvanceWide: wide.advance,
     EndWide: wide.end,
+    ClockBase: _clock_base,
 }
 
 _GROUP_HANDLERS: dict[type[Group], Callable[[State, Any], list[Result]]] = {

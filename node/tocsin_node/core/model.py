@@ -375,6 +375,16 @@ class Restored(Record, frozen=True):
     in_flight: tuple[str, ...]  # names of their runs; the first of them if there are very many
 
 
+class Base(Record, frozen=True):
+    """Where cluster time came from, when a leader last said so."""
+
+    source: str
+    node_id: str  # whose wall clock was trusted, if so
+    forward_ms: int  # by how much it was set forward then
+    index: int
+    time_ms: int
+
+
 class ScopeKind(enum.StrEnum):
     """What runs are counted in while they are held."""
 

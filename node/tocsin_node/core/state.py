@@ -22,6 +22,7 @@ from tocsin_node.core.due import Due
 from tocsin_node.core.ledger import Ledger
 from tocsin_node.core.model import (
     FINAL_STATES,
+    Base,
     Calendar,
     CalendarSpec,
     Fence,
@@ -95,6 +96,8 @@ class State:
         self.incarnation = ""  # what the cluster is since it was made or restored
         self.restored: Restored | None = None  # from a backup, last
         self.time_ms = 0  # cluster time: the newest stamp
+        self.base: Base | None = None  # of cluster time
+        self.tzdata = ""  # release of the time zone database that plans are made with
         self.limits = Limits()
         self.jobs: dict[str, Job] = {}
         self.runs: dict[str, Run] = {}  # in order of creation
@@ -740,6 +743,8 @@ class Captured:
             state.schema,
             state.incarnation,
             state.restored,
+            state.base,
+            state.tzdata,
         )
         self._jobs = state.jobs.copy()
         self._versions = state.versions.copy()
@@ -800,6 +805,8 @@ class _Head(Record, frozen=True):
     schema: int = 1
     incarnation: str = ""
     restored: Restored | None = None
+    base: Base | None = None
+    tzdata: str = ""
 
 
 class _Section(Record, frozen=True):
@@ -844,6 +851,7 @@ def restore_chunks(chunks: Iterable[bytes]) -> State:
     state.limits = head.limits
     state.request_floor_ms, state.schema = head.request_floor_ms, head.schema
     state.incarnation, state.restored = head.incarnation, head.restored
+    state.base, state.tzdata = head.base, head.tzdata
     decode_section = msgspec.msgpack.Decoder(_Section).decode
     for chunk in remaining:
         section = decode_section(chunk)

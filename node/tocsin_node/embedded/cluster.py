@@ -21,7 +21,7 @@ from typing import Any, Protocol, TypeVar, cast
 
 import grpc
 
-from tocsin_node.clock import HostClock
+from tocsin_node.clock import HostClock, SharedClock
 from tocsin_node.config import Config, parse
 from tocsin_node.core import lease as rules
 from tocsin_node.core.command import Expire
@@ -191,7 +191,7 @@ class EmbeddedCluster:
             self._config,
             node_id,
             on_fatal=self._failed,
-            clock=self,
+            clock=SharedClock(self),
             make_engine=make_engine,
             dial=self.wire.dial,
         )

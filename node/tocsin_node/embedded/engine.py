@@ -12,7 +12,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tocsin_node.core.command import SCHEMA
-from tocsin_node.raft.engine import EngineStopped, LeaderEvent, NotLeader, PeerStatus, Role
+from tocsin_node.raft.engine import (
+    EngineStopped,
+    Fitness,
+    LeaderEvent,
+    NotLeader,
+    PeerStatus,
+    Role,
+)
 from tocsin_node.replica import Replica
 
 
@@ -115,6 +122,9 @@ class EmbeddedEngine:
         """Passes a change of leadership on."""
         for callback in self._subscribers:
             callback(LeaderEvent(kind, self._log.term, self._log.leader_id))
+
+    def fitness(self) -> Fitness:
+        return Fitness()
 
     def peer_status(self) -> list[PeerStatus]:
         others = [node_id for node_id in self._log.node_ids if node_id != self.node_id]

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from collections.abc import Callable
 
 from tocsin_node import planner
 from tocsin_node.core.command import Fire, ReplanJob
@@ -34,10 +35,18 @@ log = logging.getLogger(__name__)
 
 
 class Ticker:
-    """Fires the jobs of one replica while its node leads."""
+    """Fires the jobs of one replica while its node leads.
 
-    def __init__(self, replica: Replica) -> None:
+    Args:
+        may_plan_zones: whether this node's time zone database is as new as the cluster's; jobs with
+            a zone are left alone by one that is not.
+    """
+
+    def __init__(
+        self, replica: Replica, *, may_plan_zones: Callable[[], bool] = lambda: True
+    ) -> None:
         self._replica = replica
+        self._may_plan_zones = may_plan_zones
         self._wake = Wake()
         self._tasks = Tasks()
         self._loop: asyncio.Task[None] | None = None
@@ -75,6 +84,9 @@ class Ticker:
         """Proposes one batch of what is due now, or sleeps until something may be."""
         if len(self._tasks) >= BATCHES_IN_FLIGHT_MAX:
             await self._wake.wait(None)
+            return
+        if not self._replica.clock.is_known:
+            await self._wake.wait(SLEEP_MS_MAX)  # see cluster_time.py: nothing fires
             return
         if not self._backlog:
             self._refill()
@@ -116,6 +128,10 @@ class Ticker:
         A job that waits for a wide change is replanned at once, and fires by its new plan.
         """
         state = self._replica.state
+        if planner.needs_zones(job.spec) and not self._may_plan_zones():
+            log.warning("job %s waits for a leader with the cluster's tzdata", job.name)
+            self._unplannable[job.name] = job
+            return None
         try:
             step = planner.replan(state, job, now_ms) if state.wide_active else None
             if step is not None:

@@ -19,6 +19,7 @@ import pysyncobj.config
 import pysyncobj.syncobj
 from pysyncobj.version import VERSION
 
+from tocsin_node.raft._clock import DISK_LOW, ClockPings, Fitness, NodeClock
 from tocsin_node.raft._frames import Message
 from tocsin_node.raft._poller import LoopPoller
 from tocsin_node.raft._prevote import PreVote
@@ -98,9 +99,18 @@ class RaftCore(_syncobj.SyncObj):  # type: ignore[misc]
         election_timeout_ms: tuple[int, int],
         heartbeat_interval_ms: int,
         cut_off_timeout_ms: int,
-        fit: Callable[[], bool],
+        fitness: Callable[[], Fitness],
+        clock: NodeClock | None = None,
         rejoining: bool = False,
     ) -> None:
+        def fit() -> bool:
+            return fitness().fit
+
+        self._clock = clock
+        self._fitness = fitness
+        self.clocks = (
+            None if clock is None else ClockPings(self, other_nodes, clock, fitness=fitness)
+        )
         self._journal = journal
         self._hooks = hooks
         self._peers = other_nodes
@@ -129,6 +139,8 @@ class RaftCore(_syncobj.SyncObj):  # type: ignore[misc]
             election_timeout_s=(low / 1000, high / 1000),
             fit=fit,
             on_won=hooks.on_progress,
+            describe=self._describe,
+            doubts=self._doubts,
         )
         # Messages that never reach the library. Snapshots and the like may add theirs.
         self.handlers: dict[str, Callable[[PeerNode, Message], None]] = {
@@ -139,6 +151,9 @@ class RaftCore(_syncobj.SyncObj):  # type: ignore[misc]
             "rejoin_ready": self.rejoin.handle_ready,
             "admit": self.rejoin.handle_admit,
         }
+        if self.clocks is not None:
+            self.handlers["clock_ping"] = self.clocks.handle_ping
+            self.handlers["clock_pong"] = self.clocks.handle_pong
         conf = _config.SyncObjConf(
             autoTick=False,
             journalFile=journal,
@@ -226,6 +241,8 @@ class RaftCore(_syncobj.SyncObj):  # type: ignore[misc]
         kind = message["type"]
         if kind == "append_entries" and message["term"] >= self.current_term():
             self._prevote.heard_leader()
+            if self._clock is not None and "clock" in message:
+                self._clock.heard(message["clock"])
         if self._is_without_vote(node, message):
             self._hooks.on_progress()
             return
@@ -270,6 +287,30 @@ class RaftCore(_syncobj.SyncObj):  # type: ignore[misc]
     def vote_for(self, node: PeerNode) -> None:
         """Notes, durably, that this node has voted for the leader of the present term."""
         self._SyncObj__setCurrentTerm(self.current_term(), node.id)
+
+    def is_doubted(self, node: PeerNode) -> bool:
+        """Whether a peer should not lead, by what this node knows of it."""
+        if self._clock is None or self.clocks is None:
+            return False
+        told = self.clocks.of(node)
+        return told is not None and bool(
+            self._clock.doubts(node.id, wall_ms=None, tzdata=told.tzdata)
+        )
+
+    def _describe(self) -> Message:
+        if self._clock is None:
+            return {}
+        return {
+            "wall": self._clock.wall_ms(),
+            "tzdata": self._clock.tzdata,
+            "disk_low": DISK_LOW in self._fitness().reasons,
+        }
+
+    def _doubts(self, node: PeerNode, message: Message) -> bool:
+        if self._clock is None or "wall" not in message:
+            return False
+        tzdata = message.get("tzdata", "")
+        return bool(self._clock.doubts(node.id, wall_ms=message["wall"], tzdata=tzdata))
 
     def adopt_term(self, node: PeerNode, term: int) -> None:
         """Moves this node to a newer term that a peer is in; it follows nobody then."""
@@ -381,6 +422,8 @@ class RaftCore(_syncobj.SyncObj):  # type: ignore[misc]
             return
         budget = SEND_BYTES_PER_PASS
         heartbeat = True
+        clock = None if self._clock is None else self._clock.heartbeat_ms()
+        stamp = {} if clock is None else {"clock": clock}
         while heartbeat or (
             budget > 0
             and self.next_index(node) <= self._journal.last_index
@@ -406,7 +449,8 @@ class RaftCore(_syncobj.SyncObj):  # type: ignore[misc]
                     "entries": entries,
                     "prevLogIdx": previous_index,
                     "prevLogTerm": previous_term,
-                },
+                }
+                | stamp,
             )
             if not self.is_connected(node):
                 return

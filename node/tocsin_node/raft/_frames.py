@@ -66,11 +66,14 @@ class Refused(TypedDict):
 
 
 class AppendEntries(TypedDict):
+    """`clock` is cluster time when it was sent (UTC milliseconds), if the leader knows it."""
+
     term: Count
     commit_index: Count
     entries: list[tuple[bytes, Count, Count]]
     prevLogIdx: Count | None
     prevLogTerm: Count | None
+    clock: NotRequired[Count]
 
 
 class Ack(TypedDict):
@@ -99,13 +102,20 @@ class TimeoutNow(TypedDict):
 
 
 class PreVote(TypedDict):
-    """Asks whether a vote in `term` would be granted; changes nothing at either end."""
+    """Asks whether a vote in `term` would be granted; changes nothing at either end.
+
+    The sender's log position says how far it lags; `fit` is what it thinks of itself, by its disk,
+    its wall clock and its time zone database; `wall` and `tzdata` let the receiver judge as well.
+    """
 
     term: Count
     round: Count
     last_log_index: Count
     last_log_term: Count
     fit: bool
+    wall: NotRequired[Count]
+    tzdata: NotRequired[ShortText]
+    disk_low: NotRequired[bool]
 
 
 class PreVoteReply(TypedDict):
@@ -169,6 +179,21 @@ class StateDigest(TypedDict):
     answer: bool
 
 
+class ClockPing(TypedDict):
+    """Asks what the receiver's wall clock says; `sent` is the sender's own and comes back."""
+
+    sent: Count
+
+
+class ClockPong(TypedDict):
+    """`wall` is the sender's wall time (UTC milliseconds); `unfit` says why it should not lead."""
+
+    sent: Count
+    wall: Count
+    unfit: Annotated[list[ShortText], msgspec.Meta(max_length=16)]
+    tzdata: ShortText
+
+
 _TYPES: Final[dict[int, tuple[str, Any]]] = {
     1: ("hello", Hello),
     2: ("refused", Refused),
@@ -187,6 +212,8 @@ _TYPES: Final[dict[int, tuple[str, Any]]] = {
     15: ("state_digest", StateDigest),
     24: ("admit", Admit),
     25: ("rejoin_ready", RejoinReady),
+    20: ("clock_ping", ClockPing),
+    21: ("clock_pong", ClockPong),
 }
 _CODES = {name: bytes((code,)) for code, (name, _) in _TYPES.items()}
 _DECODERS = {code: (name, msgspec.msgpack.Decoder(shape)) for code, (name, shape) in _TYPES.items()}

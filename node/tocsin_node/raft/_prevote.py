@@ -15,6 +15,9 @@ from typing import Any, Protocol
 
 from tocsin_node.raft._frames import Message
 
+# A node that calls itself fit is kept from leading by others' doubts for so many election timeouts.
+DOUBT_TIMEOUTS = 4
+
 
 class Core(Protocol):
     """What is asked of the Raft core."""
@@ -36,6 +39,8 @@ class PreVote:
         election_timeout_s: least and greatest silence of a leader before an election.
         fit: whether this node should lead if it can.
         on_won: called when an election may start at once.
+        describe: what else others should know of this node (its clock, its tzdata, its disk).
+        doubts: whether another member should not lead, whatever it says of itself.
     """
 
     def __init__(
@@ -46,11 +51,15 @@ class PreVote:
         election_timeout_s: tuple[float, float],
         fit: Callable[[], bool],
         on_won: Callable[[], None],
+        describe: Callable[[], Message] = dict,
+        doubts: Callable[[Any, Message], bool] = lambda node, message: False,
     ) -> None:
         self._core = core
         self._peers = peers
         self._timeout_s = election_timeout_s
         self._fit = fit
+        self._describe = describe
+        self._doubts = doubts
         self._on_won = on_won
         self._heard_leader_at = core.now() - election_timeout_s[0]
         self._round = 0
@@ -95,7 +104,7 @@ class PreVote:
                 "type": "pre_vote_reply",
                 "term": self._core.current_term(),
                 "round": message["round"],
-                "granted": self._would_vote(message),
+                "granted": self._would_vote(node, message),
             },
         )
 
@@ -124,14 +133,14 @@ class PreVote:
             "last_log_index": index,
             "last_log_term": term,
             "fit": self._fit(),
-        }
+        } | self._describe()
         for peer in self._peers:
             self._core.send(peer, dict(question))
 
     def _is_won(self) -> bool:
         return 2 * (len(self._granted) + 1) > len(self._peers) + 1
 
-    def _would_vote(self, message: Message) -> bool:
+    def _would_vote(self, node: Any, message: Message) -> bool:
         core = self._core
         if message["term"] <= core.current_term() or core.is_leader():
             return False
@@ -139,5 +148,9 @@ class PreVote:
             return False
         index, term = core.last_position()
         theirs, ours = (message["last_log_term"], message["last_log_index"]), (term, index)
-        # A fit node with as good a log can win itself.
-        return theirs > ours or (theirs == ours and (message["fit"] or not self._fit()))
+        if theirs != ours or not self._fit():
+            return theirs >= ours
+        # A fit node with as good a log can win itself. If it does not, even a doubtful leader is
+        # better than none.
+        in_time = core.now() - self._heard_leader_at < DOUBT_TIMEOUTS * self._timeout_s[1]
+        return bool(message["fit"]) and not (in_time and self._doubts(node, message))

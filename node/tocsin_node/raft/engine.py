@@ -30,6 +30,7 @@ import msgspec
 from tocsin_node import certs
 from tocsin_node.certs import CertificateError, NodeName, TlsFiles
 from tocsin_node.raft import _core
+from tocsin_node.raft._clock import DISK_LOW, Fitness, NodeClock
 from tocsin_node.raft._core import REGULAR, RaftCore
 from tocsin_node.raft._deadlines import Deadlines
 from tocsin_node.raft._poller import LoopPoller
@@ -81,6 +82,7 @@ __all__ = [
     "DiskFull",
     "Engine",
     "EngineStopped",
+    "Fitness",
     "JournalDamaged",
     "JournalFailed",
     "LeaderEvent",
@@ -117,6 +119,8 @@ SWITCH_INTERVAL_S = 0.0005
 PROGRESS_BYTES = 64 * 1024 * 1024
 # How long a stopping leader tries to find a successor.
 HANDOVER_TIMEOUT_S = 1.0
+# How long an unfit leader that found no successor waits before it tries again.
+HANDOVER_RETRY_S = 5.0
 # A link on which nothing comes for so long, and for four elections, is given up.
 SILENCE_S = 4.0
 
@@ -205,7 +209,8 @@ class PeerStatus:
 
     `match_index` is the log index known to be durable there; None on a node that does not lead.
     `schema` is how much of the language of commands it said it understands; None: it was not linked
-    since this node started. `has_vote`: its disk was not lost, or it has caught up since.
+    since this node started. `has_vote`: its disk was not lost, or it has caught up since. `fitness`
+    is what it said of itself lately; None: it did not.
     """
 
     id: str
@@ -213,6 +218,7 @@ class PeerStatus:
     match_index: int | None
     schema: int | None = None
     has_vote: bool = True
+    fitness: Fitness | None = None
 
 
 class _Proposal:
@@ -273,6 +279,8 @@ class Engine:
         tls: with it, links between nodes are encrypted and both ends prove who they are; without
             it, every address must be on loopback.
         fit: whether this node should lead if it can; asked when leadership is about to move.
+        clock: carries cluster time on heartbeats, takes in what the others' clocks say, and judges
+            who should not lead by its clock or its time zone database; None for none of it.
         snapshot: how to take the state, and how to replace it; without it the log grows for ever.
         first_index: where the log of a new cluster starts, equal on all nodes: log indexes are
             fencing tokens, and must go on rising when a new cluster meets old targets.
@@ -295,6 +303,7 @@ class Engine:
         cluster_id: str = "tocsin",
         tls: TlsFiles | None = None,
         fit: Callable[[], bool] = lambda: True,
+        clock: NodeClock | None = None,
         snapshot: SnapshotHooks | None = None,
         first_index: int = FIRST_INDEX,
         schema: int = 1,
@@ -316,6 +325,7 @@ class Engine:
         self._on_fatal = on_fatal
         self._tls = tls
         self._fit = fit
+        self._clock = clock
         self._hooks = snapshot
         self._first_index = first_index
         self._schema = schema
@@ -328,6 +338,7 @@ class Engine:
         self._reserve: DiskReserve | None = None
         self._disk_checked = 0.0
         self._leaving: asyncio.Task[None] | None = None
+        self._stays_unfit: tuple[str, ...] = ()
         self._snapshots: Snapshots | None = None
         self._worker: ThreadPoolExecutor | None = None
         self._folder: DataDir | None = None
@@ -430,7 +441,8 @@ class Engine:
                 election_timeout_ms=self._options.election_timeout_ms,
                 heartbeat_interval_ms=self._options.heartbeat_interval_ms,
                 cut_off_timeout_ms=self._options.cut_off_timeout_ms,
-                fit=self._is_fit,
+                fitness=self.fitness,
+                clock=self._clock,
                 rejoining=self._folder.rejoining,
             )
             self._snapshots = self._start_snapshots(store, kept)
@@ -653,6 +665,7 @@ class Engine:
                 match_index=None if core is None else core.match_index(node),
                 schema=None if self._transport is None else self._transport.schemas.get(node.id),
                 has_vote=core is None or core.rejoin.has_vote(node),
+                fitness=None if core is None or core.clocks is None else core.clocks.of(node),
             )
             for node in self._others
         ]
@@ -745,8 +758,14 @@ class Engine:
         """Whether the disk is down to its reserve, so that only reserved proposals are taken."""
         return self._reserve is not None and self._reserve.low
 
-    def _is_fit(self) -> bool:
-        return not self.disk_low and self._fit()
+    def fitness(self) -> Fitness:
+        """Why this node should not lead, if so; others are told."""
+        reasons = [DISK_LOW] if self.disk_low else []
+        if not self._fit():
+            reasons.append("its owner says so")
+        if self._clock is None:
+            return Fitness(tuple(reasons))
+        return Fitness((*reasons, *self._clock.unfit()), self._clock.tzdata)
 
     def _check_disk(self) -> None:
         if self._reserve is None:
@@ -755,15 +774,41 @@ class Engine:
             self._reserve.check()
         except OSError as error:
             logger.error("%s: the disk's reserve cannot be kept: %s", self._id, error)
-        if self._reserve.low and self.is_serving and self._others and self._leaving is None:
-            self._leaving = self._loop.create_task(self._leave_to_another())
 
-    async def _leave_to_another(self) -> None:
+    def _check_fitness(self) -> None:
+        """An unfit leader hands over, if somebody is fit; else it stays, and does what is safe."""
+        if not self.is_serving or not self._others or self._leaving is not None:
+            return
+        fitness = self.fitness()
+        if fitness.fit:
+            self._stays_unfit = ()
+        elif self._has_heir():
+            self._leaving = self._loop.create_task(self._leave_to_another(fitness.reasons))
+        elif fitness.reasons != self._stays_unfit:
+            self._stays_unfit = fitness.reasons
+            logger.error(
+                "%s should not lead (%s), but no other node is fit, so it stays",
+                self._id, ", ".join(fitness.reasons),
+            )  # fmt: skip
+
+    def _has_heir(self) -> bool:
+        """Whether an attempt to hand over may succeed; it holds up proposals, so it has to."""
+        core = self._core
+        if core is None or core.clocks is None:
+            return True
+        told = [core.clocks.of(node) for node in self._others if not core.is_doubted(node)]
+        return any(fitness is not None and fitness.fit for fitness in told)
+
+    async def _leave_to_another(self, reasons: Sequence[str]) -> None:
         try:
-            await self.transfer(timeout=HANDOVER_TIMEOUT_S)
+            heir = await self.transfer(timeout=HANDOVER_TIMEOUT_S)
+            logger.warning("%s gave its leadership to %s: %s", self._id, heir, ", ".join(reasons))
         except RaftError as error:
-            # There is no fit node. It stays, and does what the reserve is for.
-            logger.warning("%s is short of disk and still leads: %s", self._id, error)
+            # It stays, does what the reserve is for, and tries again after a pause.
+            logger.warning(
+                "%s should not lead (%s) and still does: %s", self._id, ", ".join(reasons), error
+            )
+            await asyncio.sleep(HANDOVER_RETRY_S)
         finally:
             self._leaving = None
 
@@ -861,6 +906,9 @@ class Engine:
         if self._loop.time() - self._disk_checked > DISK_CHECK_S:
             self._disk_checked = self._loop.time()
             self._check_disk()
+            self._check_fitness()
+        if self._core is not None and self._core.clocks is not None:
+            self._core.clocks.tick()
         if self._snapshots is not None and self._core is not None:
             self._snapshots.prune_transfers(self._core.needs_snapshot)
         self._pass()
@@ -1117,7 +1165,7 @@ class Engine:
                 blocked = TransferReason.TARGET_NOT_REACHABLE
             elif not self._core.rejoin.has_vote(node):
                 blocked = TransferReason.TARGET_NOT_CAUGHT_UP
-            elif not rounds.is_fit(node):
+            elif not rounds.is_fit(node) or self._core.is_doubted(node):
                 blocked = TransferReason.TARGET_NOT_FIT
             elif self._inflight is not None or self._core.match_index(node) != self.last_index:
                 blocked = TransferReason.TARGET_NOT_CAUGHT_UP
