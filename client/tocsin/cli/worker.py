@@ -1,4 +1,4 @@
-"""`tocsin worker`: run the shell worker, and list the workers that the cluster knows."""
+"""`tocsin worker`: run the stock workers, and list the workers that the cluster knows."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ from tocsin.cli._output import Column
 @click.group()
 @global_options
 def worker() -> None:
-    """Run shell commands for the cluster; list workers.
+    """Run shell commands and HTTP requests for the cluster; list workers.
 
     \b
     Examples:
       tocsin worker shell
+      tocsin worker http
       tocsin worker list
     """
 
@@ -71,6 +72,90 @@ def shell(
     )
     create_shell_worker(
         settings.target, queues=queues or ("default",), slots=slots, worker_id=worker_id
+    ).run()
+
+
+@worker.command("http", short_help="Make the requests of HTTP jobs.")
+@click.option(
+    "--queue",
+    "queues",
+    multiple=True,
+    metavar="NAME",
+    help="Take runs from this queue.  [repeatable; default: default]",
+)
+@click.option(
+    "--slots",
+    type=click.IntRange(1, 10_000),
+    default=8,
+    show_default=True,
+    help="Requests to have under way at once.",
+)
+@click.option("--id", "worker_id", metavar="ID", help="For people.  [default: host and process id]")
+@click.option(
+    "--allow-network",
+    "networks",
+    multiple=True,
+    metavar="CIDR",
+    help="Call these addresses as well, such as 10.1.0.0/16.  [repeatable; default: public ones]",
+)
+@click.option("--allow-private", is_flag=True, help="Call any address, this machine's included.")
+@click.option(
+    "--ca",
+    type=click.Path(exists=True, dir_okay=False),
+    help="Trust the certificates of this PEM file instead of the machine's.",
+)
+@cluster_options
+@pass_settings
+def http_(
+    settings: Settings,
+    /,
+    *,
+    queues: Sequence[str],
+    slots: int,
+    worker_id: str | None,
+    networks: Sequence[str],
+    allow_private: bool,
+    ca: str | None,
+) -> None:
+    """Make the requests of jobs for handler http, until Ctrl-C.
+
+    A job's payload is JSON: url, and as needed method, headers, body, expected_status,
+    retryable_status, timeout_s, redirects_max. Each request says which attempt makes it:
+    Tocsin-Fencing-Token, Idempotency-Key, Tocsin-Run, Tocsin-Attempt. Private addresses are refused
+    unless allowed here, since whoever may create jobs decides what is called.
+
+    \b
+    Examples:
+      tocsin worker http
+      tocsin worker http --allow-network 10.1.0.0/16 --queue web
+      tocsin job create ping --every 5m --handler http \\
+        --payload '{"url": "https://example.com/ping", "method": "POST"}'
+    """
+    import ipaddress  # noqa: PLC0415 - as the next ones: few commands need them
+    import ssl  # noqa: PLC0415
+
+    from tocsin.workers.http import AddressPolicy, create_http_worker  # noqa: PLC0415
+
+    try:
+        allowed = tuple(ipaddress.ip_network(network) for network in networks)
+    except ValueError as error:
+        raise click.UsageError(f"--allow-network: {error}") from None
+    try:
+        tls = ssl.create_default_context(cafile=ca)
+    except ssl.SSLError as error:
+        raise click.UsageError(
+            f"--ca: {ca} has no certificates that can be read: {error}"
+        ) from None
+    logging.basicConfig(
+        level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s"
+    )
+    create_http_worker(
+        settings.target,
+        queues=queues or ("default",),
+        slots=slots,
+        worker_id=worker_id,
+        policy=AddressPolicy(allow_private=allow_private, networks=allowed),
+        tls=tls,
     ).run()
 
 
