@@ -32,6 +32,7 @@ check-lint: .venv/.installed
 
 check-types: .venv/.installed
 	$(BIN)/mypy
+	MYPYPATH=examples $(BIN)/mypy examples
 
 # The committed stubs are what the generator writes from proto/ today, and nothing else.
 check-stubs: .tools/grpcio-tools/.installed .tools/mypy-protobuf/.installed

@@ -22,6 +22,7 @@ BUDGETS_S = {
     "core": 10,
     "crontab": 10,
     "interop": 20,
+    "examples": 40,
     "leader": 25,
     "planner": 2,
     "promises": 90,
