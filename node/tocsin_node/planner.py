@@ -79,7 +79,7 @@ def latest_time(spec: JobSpec, *, anchor_time_ms: int, after_ms: int, until_ms: 
 
 def due(job: Job, now_ms: int, calendars: Calendars = ()) -> tuple[tuple[Decision, ...], Plan]:
     """Decides the nominal times that are due now, the oldest first, at most a command's worth."""
-    if job.spec.exclusions:
+    if job.template.exclusions:
         around = _around(job, calendars)
         decisions, mark_ms, _ = around.decide(
             job,
@@ -105,7 +105,7 @@ def settle(job: Job, now_ms: int, calendars: Calendars = ()) -> tuple[tuple[Deci
         raise Backlog(f"{job.name} has more than {SETTLE_MAX} occurrences to decide first")
     return decisions, plan_after(
         job.name,
-        job.spec,
+        job.template,
         anchor_time_ms=job.anchor_time_ms,
         mark_time_ms=now_ms,
         calendars=calendars,
@@ -122,9 +122,9 @@ def replan(state: State, job: Job, now_ms: int) -> ReplanJob | None:
     if change is None:
         return None
     until_ms = wide.settle_until_ms(change, job)
-    calendars = state.calendars_of(job.spec)
+    calendars = state.calendars_of(job.template)
     decisions, plan, settled = _settle(job, now_ms, calendars, until_ms=until_ms)
-    spec = replace(job.spec, calendars=wide.calendars_after(change, job))
+    spec = replace(job.template, calendars=wide.calendars_after(change, job))
     if settled:
         plan = plan_after(
             job.name,
@@ -156,7 +156,7 @@ def _settle(
     if job.paused or job.used_up:
         plan = Plan(job.mark_time_ms, job.next_time_ms, job.due_time_ms)
         return _passed_over(job, until_ms), plan, True
-    if job.spec.exclusions:
+    if job.template.exclusions:
         around = _around(job, calendars)
         decisions, mark_ms, complete = around.decide(
             job, until_ms=until_ms, now_ms=now_ms, most=SETTLE_MAX
@@ -179,7 +179,7 @@ def resume(job: Job, now_ms: int, calendars: Calendars = ()) -> tuple[tuple[Deci
         return decisions, plan
     return decisions, plan_after(
         job.name,
-        job.spec,
+        job.template,
         anchor_time_ms=job.anchor_time_ms,
         mark_time_ms=now_ms,
         calendars=calendars,
@@ -220,9 +220,9 @@ def _decide(
         until_ms: newest nominal time to decide.
         most: end after this many decisions, so that a long list is decided in several commands.
     """
-    table = _timetable(job.spec, job.anchor_time_ms)
+    table = _timetable(job.template, job.anchor_time_ms)
     offset_ms = _offset_ms(job)
-    late_until_ms = min(until_ms, now_ms - job.spec.misfire_grace_ms - offset_ms - 1)
+    late_until_ms = min(until_ms, now_ms - job.template.misfire_grace_ms - offset_ms - 1)
     decisions: list[Decision] = []
     mark_ms, next_ms = job.mark_time_ms, job.next_time_ms
     if next_ms is not None and next_ms <= late_until_ms:
@@ -244,11 +244,11 @@ def _misfired(job: Job, table: Timetable, until_ms: int) -> tuple[list[Decision]
     assert first_ms is not None, f"{job.name}: nothing is due"
     assert last_ms is not None, f"{job.name}: its next time is not in its timetable"
     offset_ms = _offset_ms(job)
-    if job.spec.misfire is Misfire.SKIP:
+    if job.template.misfire is Misfire.SKIP:
         missed = _behind(table, job.mark_time_ms, first_ms, last_ms, Outcome.MISSED)
         return [missed], last_ms
     kept = [last_ms]
-    wanted = job.spec.catchup_limit if job.spec.misfire is Misfire.ALL else 1
+    wanted = job.template.catchup_limit if job.template.misfire is Misfire.ALL else 1
     while len(kept) < wanted and kept[-1] > first_ms:
         before_ms = table.latest_at_or_before(kept[-1] - 1, job.mark_time_ms)
         assert before_ms is not None, f"{job.name}: nothing between its mark and its occurrence"
@@ -256,7 +256,7 @@ def _misfired(job: Job, table: Timetable, until_ms: int) -> tuple[list[Decision]
     kept.reverse()
     decisions = [Decision(time_ms, time_ms + offset_ms, late=True) for time_ms in kept]
     if kept[0] > first_ms:
-        all_kept = job.spec.misfire is Misfire.ALL
+        all_kept = job.template.misfire is Misfire.ALL
         outcome = Outcome.MISSED if all_kept else Outcome.COALESCED
         older_ms = table.latest_at_or_before(kept[0] - 1, job.mark_time_ms)
         assert older_ms is not None, f"{job.name}: nothing before {kept[0]}"
@@ -275,7 +275,7 @@ def _misfired(job: Job, table: Timetable, until_ms: int) -> tuple[list[Decision]
 
 def _passed_over(job: Job, now_ms: int) -> tuple[Decision, ...]:
     """The nominal times that came and went while the job was paused or finished, as skipped."""
-    table = _timetable(job.spec, job.anchor_time_ms)
+    table = _timetable(job.template, job.anchor_time_ms)
     last_ms = table.latest_at_or_before(now_ms, job.mark_time_ms)
     if last_ms is None:
         return ()
@@ -307,7 +307,7 @@ def _behind(
 
 
 def _around(job: Job, calendars: Calendars) -> Around:
-    return Around(job.name, job.spec, job.anchor_time_ms, calendars)
+    return Around(job.name, job.template, job.anchor_time_ms, calendars)
 
 
 def _timetable(spec: JobSpec, anchor_time_ms: int) -> Timetable:
@@ -315,4 +315,4 @@ def _timetable(spec: JobSpec, anchor_time_ms: int) -> Timetable:
 
 
 def _offset_ms(job: Job) -> int:
-    return jitter_ms(job.name, job.spec.jitter_ms)
+    return jitter_ms(job.name, job.template.jitter_ms)

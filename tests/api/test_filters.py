@@ -34,7 +34,7 @@ JOB = Job(
     name="prod/ny",
     uid=7,
     version=7,
-    spec=SPEC,
+    template=SPEC,
     create_time_ms=0,
     update_time_ms=0,
     anchor_time_ms=0,
@@ -136,7 +136,7 @@ def test_jobs_are_found_by_where_they_stand() -> None:
     state = State()
     spec = replace(SPEC, must_succeed_within_ms=1_000)
     watch = Watch(0, alert_time_ms=5, alert_index=9)
-    job = replace(JOB, spec=spec, watch=watch, paused=True)
+    job = replace(JOB, template=spec, watch=watch, paused=True)
     state.put_job(job)
     state.put_run(RUN)
     wanted = job_filter("paused=true alert=true dead_letters=true", Faults())

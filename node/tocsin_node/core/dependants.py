@@ -53,7 +53,7 @@ def _upstream_refusal(state: State, name: str, spec: JobSpec) -> Rejected | None
     queue = list(seen)
     while queue:
         job = state.job(queue.pop())
-        for after in job.spec.after if job is not None else ():
+        for after in job.template.after if job is not None else ():
             assert job is not None
             if after.job == name:
                 return _cycle(name, job.name)
@@ -80,7 +80,7 @@ def start(state: State, ended: Run) -> None:
     for name in sorted(names):
         job = state.job(name)
         assert job is not None, f"{name} is among the dependants of {ended.job} and is no job"
-        if not any(_holds(after, ended) for after in job.spec.after):
+        if not any(_holds(after, ended) for after in job.template.after):
             continue
         run = Run(
             name=run_name(name, ended),

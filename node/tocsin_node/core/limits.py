@@ -38,7 +38,7 @@ def refused_by(state: State, run: Run, *, now_ms: int) -> Rejected | None:
 def is_limited(state: State, run: Run) -> bool:
     """Whether any scope of a run may have a limit: quick, since most have none."""
     return bool(state.gates or len(state.scopes_of(run)) > 3) or (
-        state.jobs[run.job].spec.max_concurrent_runs > 0
+        state.jobs[run.job].template.max_concurrent_runs > 0
     )
 
 
@@ -62,10 +62,10 @@ def most_held(state: State, run: Run, scope: Scope) -> int:
         return gate.max_held if gate is not None else 0
     job = state.jobs[run.job]
     if kind is ScopeKind.JOB:
-        return job.spec.max_concurrent_runs
+        return job.template.max_concurrent_runs
     named: Iterable[int] = state.key_limits.get(scope, ())
     spec = state.spec_of(run)
-    if not job.deleted and job.spec.concurrency_key == spec.concurrency_key:
+    if not job.deleted and job.template.concurrency_key == spec.concurrency_key:
         return min(named)
     return min((spec.max_concurrent_per_key, *named))
 

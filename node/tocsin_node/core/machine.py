@@ -190,18 +190,20 @@ def _create_job(state: State, command: CreateJob) -> Result:
         return refused
     if (refused := calendars.refusal(state, command.spec)) is not None:
         return refused
+    plan = state.shared_times(command.plan)
     job = Job(
         name=command.name,
         uid=state.index,
         version=state.index,
-        spec=command.spec,
+        template=state.shared(command.spec),
+        payload=command.spec.payload,
         create_time_ms=state.time_ms,
         update_time_ms=state.time_ms,
-        anchor_time_ms=command.plan.mark_time_ms,
-        mark_time_ms=command.plan.mark_time_ms,
-        next_time_ms=command.plan.next_time_ms,
-        due_time_ms=command.plan.due_time_ms,
-        version_mark_time_ms=command.plan.mark_time_ms,
+        anchor_time_ms=plan.mark_time_ms,
+        mark_time_ms=plan.mark_time_ms,
+        next_time_ms=plan.next_time_ms,
+        due_time_ms=plan.due_time_ms,
+        version_mark_time_ms=plan.mark_time_ms,
         watch=watch.begun(command.spec, now_ms=state.time_ms),
     )
     state.put_job(job)
@@ -236,7 +238,8 @@ def _update_job(state: State, command: UpdateJob) -> Result:
         return refused
     job = _decide_all(state, job, command.decisions)
     switch = watch.edited(job, command.spec, now_ms=state.time_ms)
-    job = _begin_version(state, job, command.plan, spec=command.spec, watch=switch)
+    template, payload = state.shared(command.spec), command.spec.payload
+    job = _begin_version(state, job, command.plan, template=template, payload=payload, watch=switch)
     _remember(state, command.request, command.name)
     return Applied(job)
 
@@ -347,8 +350,8 @@ def _replan_job(state: State, command: ReplanJob) -> Result:
         return Rejected(Reason.STALE_PLAN, f"job {job.name} is to be settled up to {until_ms}")
     job = _decide_all(state, job, command.decisions)
     if command.settled:
-        spec = replace(job.spec, calendars=command.calendars)
-        job = _begin_version(state, job, command.plan, spec=spec)
+        template = state.shared(replace(job.template, calendars=command.calendars))
+        job = _begin_version(state, job, command.plan, template=template)
         wide.count(state, change.id)
     else:
         job = _planned(job, command.plan, run_count=job.run_count)
@@ -432,7 +435,7 @@ def _decide_all(state: State, job: Job, decisions: tuple[Decision, ...]) -> Job:
 
 def _decide_each(state: State, job: Job, decisions: tuple[Decision, ...]) -> int:
     """Decides in order; how many occurrences of the job ran or were covered by then."""
-    run_count, max_runs = job.run_count, job.spec.max_runs
+    run_count, max_runs = job.run_count, job.template.max_runs
     for decision in decisions:
         used_up = 0 < max_runs <= run_count
         run_count += _decide(state, job, decision, used_up=used_up)
@@ -461,7 +464,7 @@ def _decide(state: State, job: Job, decision: Decision, *, used_up: bool) -> int
         _record_behind(state, job, decision, Outcome.SKIPPED, reason=USED_UP)
         _record(state, job, occurrence_ms, Outcome.SKIPPED, reason=USED_UP)
         return 0
-    if job.spec.start_deadline_ms is not None and _starts_too_late(state, job, decision):
+    if job.template.start_deadline_ms is not None and _starts_too_late(state, job, decision):
         _record_behind(state, job, decision, Outcome.SKIPPED, reason=DEADLINE)
         _record(state, job, occurrence_ms, Outcome.SKIPPED, reason=DEADLINE)
         return 0
@@ -488,7 +491,7 @@ def _decide(state: State, job: Job, decision: Decision, *, used_up: bool) -> int
             _record_behind(state, job, decision, Outcome.COALESCED, run=run.name)
         # A run that its start deadline may still end is named, so that its range stays apart and
         # can become SKIPPED. When it has started or is cancelled, it gives the name up.
-        open_name = "" if job.spec.start_deadline_ms is None else run.name
+        open_name = "" if job.template.start_deadline_ms is None else run.name
         state.record(job, occurrence_ms, occurrence_ms, 1, _RUN, run=open_name)
         if run.name not in state.runs:  # firing the same occurrence twice is a no-op
             state.add_run(run)
@@ -496,7 +499,7 @@ def _decide(state: State, job: Job, decision: Decision, *, used_up: bool) -> int
 
 
 def _starts_too_late(state: State, job: Job, decision: Decision) -> bool:
-    deadline_ms = job.spec.start_deadline_ms
+    deadline_ms = job.template.start_deadline_ms
     return deadline_ms is not None and state.time_ms > decision.due_time_ms + deadline_ms
 
 
@@ -506,7 +509,7 @@ def _overlap(state: State, job: Job) -> str | None:
     Returns:
         Name of the run that covers it; "" when it gets a run of its own; None when it is skipped.
     """
-    policy = job.spec.overlap
+    policy = job.template.overlap
     if policy is _ALLOW:
         return ""
     book = state.books.get(job.name)
@@ -539,7 +542,8 @@ def _covering(state: State, job: Job, book: Book) -> str | None:
     if book.shuffled:
         newest_first = sorted(newest_first, key=lambda name: _place(state, name), reverse=True)
     for name in newest_first:
-        if _executed_alike(state.spec_of(state.runs[name]), job.spec):
+        run = state.runs[name]
+        if run.version == job.version or _executed_alike(state.spec_of(run), job.spec):
             return name
     return None
 
@@ -1114,7 +1118,7 @@ def _begin_version(state: State, job: Job, plan: Plan, **changes: Any) -> Job:
 
 def _planned(job: Job, plan: Plan, *, run_count: int) -> Job:
     """The job with a plan. Once `max_runs` is used up no further time comes, and the mark rests."""
-    finished = 0 < job.spec.max_runs <= run_count
+    finished = 0 < job.template.max_runs <= run_count
     return replace(
         job,
         mark_time_ms=max(job.mark_time_ms, plan.mark_time_ms),

@@ -226,7 +226,7 @@ class Job(Record, frozen=True):
     name: str  # namespace/job
     uid: int  # log index of its creation
     version: int  # log index of its last change
-    spec: JobSpec
+    template: JobSpec  # but for the payload, and shared by all jobs that are defined alike
     create_time_ms: int
     update_time_ms: int
     anchor_time_ms: int  # `every` without a start counts from here; edits leave it alone
@@ -239,6 +239,16 @@ class Job(Record, frozen=True):
     version_mark_time_ms: int = 0  # the mark that the present version began with
     run_count: int = 0  # occurrences that got a run of their own or were covered
     watch: Watch | None = None  # None: it need not succeed within any time
+    payload: bytes = b""
+
+    @property
+    def spec(self) -> JobSpec:
+        """The whole definition. It is put together each time: what needs no payload reads
+        `template`.
+        """
+        if not self.payload:
+            return self.template
+        return msgspec.structs.replace(self.template, payload=self.payload)
 
     @property
     def alert_due_ms(self) -> int | None:
@@ -247,17 +257,17 @@ class Job(Record, frozen=True):
             return None
         since_ms = self.watch.last_success_ms
         since_ms = self.watch.from_ms if since_ms is None else since_ms
-        return since_ms + self.spec.must_succeed_within_ms
+        return since_ms + self.template.must_succeed_within_ms
 
     @property
     def used_up(self) -> bool:
         """Whether `max_runs` allows no further run."""
-        return 0 < self.spec.max_runs <= self.run_count
+        return 0 < self.template.max_runs <= self.run_count
 
     @property
     def finished(self) -> bool:
         """Whether it had nominal times to come, and has none any more."""
-        return bool(self.spec.schedules) and self.next_time_ms is None
+        return bool(self.template.schedules) and self.next_time_ms is None
 
 
 class Lease(Record, frozen=True):

@@ -10,14 +10,14 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_right
 from collections import Counter, deque
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any, TypeVar
 
 import msgspec
 
 from tocsin_node.core.book import Book, Cell, Finished, OrderedSet
-from tocsin_node.core.command import SCHEMA
+from tocsin_node.core.command import SCHEMA, Plan
 from tocsin_node.core.due import Due
 from tocsin_node.core.ledger import Ledger
 from tocsin_node.core.model import (
@@ -42,6 +42,7 @@ from tocsin_node.core.model import (
     ScopeKind,
     Span,
     Term,
+    Watch,
     WideChange,
     namespace_of,
 )
@@ -50,6 +51,7 @@ SNAPSHOT_VERSION = 3
 CHUNK_BYTES = 1024 * 1024  # a chunk with more is split, unless it is a single row
 CHUNK_ROWS = 500  # of the order of 100 KB, and of a fifth of a millisecond to encode
 RECENT_MAX = 100_000  # changes of runs that are kept by log index, about
+SHARED_MAX = 10_000  # definitions, and instants, of which every job has the same object
 TERMS_MAX = 1_000  # terms whose first entry is known
 
 _K = TypeVar("_K", bound=Hashable)
@@ -112,6 +114,9 @@ class State:
         self.calendar_versions: dict[tuple[str, int], CalendarSpec] = {}  # by name and version
         self.wide: dict[int, WideChange] = {}  # by id, those that go on and the last that ended
         self.captures = 0
+        self.loaded_templates: list[JobSpec] = []  # while a snapshot is read
+        self._templates: dict[JobSpec, JobSpec] = {}  # themselves, of the definitions seen lately
+        self._times: dict[int, int] = {}  # themselves, of the instants planned lately
         self.changed_gates: dict[Scope, None] = {}
         self.changed_runs: OrderedSet = {}  # by the entry that is being applied
         self.changed_jobs: OrderedSet = {}
@@ -313,6 +318,30 @@ class State:
                 gone += 1
             del self._recent[:gone]
 
+    def shared(self, spec: JobSpec) -> JobSpec:
+        """A definition without its payload: one object for all that are alike, and seen lately."""
+        if spec.payload:
+            spec = msgspec.structs.replace(spec, payload=b"")
+        known = self._templates.get(spec)
+        if known is None:
+            if len(self._templates) >= SHARED_MAX:
+                self._templates.clear()
+            known = self._templates[spec] = spec
+        return known
+
+    def shared_times(self, plan: Plan) -> Plan:
+        """A plan of the same instants, which are those of other plans as far as possible."""
+        times = self._times
+        if len(times) >= SHARED_MAX:
+            times.clear()
+        mark_ms, next_ms, due_ms = plan.mark_time_ms, plan.next_time_ms, plan.due_time_ms
+        mark_ms = times.setdefault(mark_ms, mark_ms)
+        if next_ms is not None:
+            next_ms = times.setdefault(next_ms, next_ms)
+        if due_ms is not None:
+            due_ms = times.setdefault(due_ms, due_ms)
+        return Plan(mark_ms, next_ms, due_ms)
+
     def begin_term(self, term: Term) -> None:
         self.term = term.term
         self.terms.append(term)
@@ -322,12 +351,12 @@ class State:
         if before is None:
             self.jobs_by_namespace[namespace_of(job.name)] += 1
             self.jobs[job.name] = job
-            self._use_calendars(job.spec, +1)
+            self._use_calendars(job.template, +1)
             self._index_after(None, job)
             self._due.add(job)
             self._index_key(job)
         else:
-            changed = before.spec is not job.spec or before.deleted != job.deleted
+            changed = before.template is not job.template or before.deleted != job.deleted
             moved = before.due_time_ms != job.due_time_ms or before.paused != job.paused
             if changed:
                 self._unindex_key(before)
@@ -335,7 +364,7 @@ class State:
             if changed or moved:
                 self._due.leave(before)
             if before.version != job.version:
-                self._use_calendars(job.spec, +1)
+                self._use_calendars(job.template, +1)
                 self._keep_version(before)
             self.jobs[job.name] = job
             if changed or moved:
@@ -377,7 +406,7 @@ class State:
         if ledger is not None:
             for version in ledger.versions():
                 self._leave_version(job, version)
-        self._use_calendars(job.spec, -1)
+        self._use_calendars(job.template, -1)
         self.changed_jobs[name] = None
 
     def put_run(self, run: Run) -> None:
@@ -569,24 +598,24 @@ class State:
 
     def _index_key(self, job: Job) -> None:
         """A key's limit is what definitions say that name it, and held runs whose job has moved."""
-        scope = _key_scope(job.name, job.spec)
+        scope = _key_scope(job.name, job.template)
         if scope is not None and not job.deleted:
-            self._count_key_limit(scope, job.spec.max_concurrent_per_key, +1)
+            self._count_key_limit(scope, job.template.max_concurrent_per_key, +1)
         for name in self.active.get(job.name, ()):
             if name in self.leases:
                 self._index_stray(self.runs[name])
 
     def _unindex_key(self, job: Job) -> None:
-        scope = _key_scope(job.name, job.spec)
+        scope = _key_scope(job.name, job.template)
         if scope is not None and not job.deleted:
-            self._count_key_limit(scope, job.spec.max_concurrent_per_key, -1)
+            self._count_key_limit(scope, job.template.max_concurrent_per_key, -1)
         for name in self.active.get(job.name, ()):
             self._unindex_stray(name)
 
     def _index_stray(self, run: Run) -> None:
         spec, job = self.spec_of(run), self.jobs[run.job]
         scope = _key_scope(run.job, spec)
-        if scope is not None and (job.deleted or _key_scope(job.name, job.spec) != scope):
+        if scope is not None and (job.deleted or _key_scope(job.name, job.template) != scope):
             self._strays[run.name] = (scope, spec.max_concurrent_per_key)
             self._count_key_limit(scope, spec.max_concurrent_per_key, +1)
 
@@ -616,14 +645,14 @@ class State:
 
     def _index_after(self, before: Job | None, job: Job | None) -> None:
         if before is not None:
-            for after in before.spec.after:
+            for after in before.template.after:
                 _discard(self.dependants, after.job, before.name)
-            for calendar in before.spec.exclusions:
+            for calendar in before.template.exclusions:
                 _discard(self.calendar_jobs, calendar, before.name)
         if job is not None and not job.deleted:
-            for after in job.spec.after:
+            for after in job.template.after:
                 self.dependants.setdefault(after.job, {})[job.name] = None
-            for calendar in job.spec.exclusions:
+            for calendar in job.template.exclusions:
                 self.calendar_jobs.setdefault(calendar, {})[job.name] = None
 
     def _keep_version(self, job: Job) -> None:
@@ -636,7 +665,7 @@ class State:
             self.versions[job.name, job.version] = job.spec
             self._version_uses[job.name, job.version] = uses
         else:
-            self._use_calendars(job.spec, -1)
+            self._use_calendars(job.template, -1)
 
     def _use_calendars(self, spec: JobSpec, step: int) -> None:
         """A calendar's version lives as long as it is the present one or a version names it."""
@@ -766,10 +795,15 @@ class Captured:
         sorted, and no step holds the interpreter for longer than it takes to encode a piece.
         """
         yield msgspec.msgpack.encode(self._head)
+        yield from _encode_all("calendars", self._calendars.values())
+        versions = ((*key, spec) for key, spec in self._calendar_versions.items())
+        yield from _encode_all("calendar_versions", versions)
+        templates, jobs = _Templates(), iter(self._jobs.values())
+        while piece := list(islice(jobs, CHUNK_ROWS)):
+            rows, new = templates.rows_of(piece)
+            yield from _encode_all("templates", new)  # before the jobs that have them
+            yield from _encode_rows("jobs", rows)
         sections: list[tuple[str, Iterable[object]]] = [
-            ("calendars", self._calendars.values()),
-            ("calendar_versions", ((*key, spec) for key, spec in self._calendar_versions.items())),
-            ("jobs", self._jobs.values()),
             ("versions", ((*key, spec) for key, spec in self._versions.items())),
             (
                 "ledger",
@@ -786,11 +820,82 @@ class Captured:
             ("gates", self._gates.values()),
             ("wide", self._wide.values()),
         ]
-        for name, rows in sections:
-            remaining = iter(rows)
-            while piece := list(islice(remaining, CHUNK_ROWS)):
-                yield from _encode_rows(name, piece)
+        for name, all_rows in sections:
+            yield from _encode_all(name, all_rows)
         yield msgspec.msgpack.encode(("end", []))
+
+
+class _JobRow(Record, frozen=True):
+    """A job in a snapshot: its template by number, and most instants by how far they are apart.
+
+    So jobs that are alike are small, and so are their instants when they are the same.
+    """
+
+    name: str
+    uid: int
+    version: int  # since uid
+    template: int
+    payload: bytes
+    create_time_ms: int
+    update_time_ms: int  # since create
+    anchor_time_ms: int  # since create
+    mark_time_ms: int  # since anchor
+    next_time_ms: int | None
+    due_time_ms: int | None  # since next; None with it
+    paused: bool
+    pause_note: str
+    deleted: bool
+    version_mark_time_ms: int  # since anchor
+    run_count: int
+    watch: Watch | None
+
+
+class _Templates:
+    """The templates of a snapshot, numbered in the order in which jobs first have them."""
+
+    def __init__(self) -> None:
+        self._by_id: dict[int, int] = {}  # the captured jobs keep each object alive
+        self._by_value: dict[JobSpec, int] = {}
+
+    def rows_of(self, jobs: list[Job]) -> tuple[list[_JobRow], list[JobSpec]]:
+        """Rows for jobs, and the templates that none before them had."""
+        rows: list[_JobRow] = []
+        new: list[JobSpec] = []
+        for job in jobs:
+            template = job.template
+            number = self._by_id.get(id(template))
+            if number is None:
+                number = self._by_value.get(template)
+                if number is None:
+                    number = self._by_value[template] = len(self._by_value)
+                    new.append(template)
+                self._by_id[id(template)] = number
+            rows.append(_row_of(job, number))
+        return rows, new
+
+
+def _row_of(job: Job, template: int) -> _JobRow:
+    create_ms, anchor_ms, next_ms = job.create_time_ms, job.anchor_time_ms, job.next_time_ms
+    due_ms = job.due_time_ms
+    return _JobRow(
+        job.name,
+        job.uid,
+        job.version - job.uid,
+        template,
+        job.payload,
+        create_ms,
+        job.update_time_ms - create_ms,
+        anchor_ms - create_ms,
+        job.mark_time_ms - anchor_ms,
+        next_ms,
+        due_ms if due_ms is None or next_ms is None else due_ms - next_ms,
+        job.paused,
+        job.pause_note,
+        job.deleted,
+        job.version_mark_time_ms - anchor_ms,
+        job.run_count,
+        job.watch,
+    )
 
 
 class _Head(Record, frozen=True):
@@ -816,7 +921,13 @@ class _Section(Record, frozen=True):
     rows: msgspec.Raw
 
 
-def _encode_rows(name: str, rows: list[object]) -> Iterator[bytes]:
+def _encode_all(name: str, rows: Iterable[object]) -> Iterator[bytes]:
+    remaining = iter(rows)
+    while piece := list(islice(remaining, CHUNK_ROWS)):
+        yield from _encode_rows(name, piece)
+
+
+def _encode_rows(name: str, rows: Sequence[object]) -> Iterator[bytes]:
     chunk = msgspec.msgpack.encode((name, rows))
     if len(chunk) <= CHUNK_BYTES or len(rows) == 1:
         yield chunk
@@ -857,6 +968,7 @@ def restore_chunks(chunks: Iterable[bytes]) -> State:
         section = decode_section(chunk)
         if section.name == "end":
             state._recent_floor = state.index
+            state.loaded_templates.clear()
             return state
         if section.name not in _LOADERS:
             raise msgspec.DecodeError(f"a snapshot's section {section.name!r} is not known here")
@@ -903,15 +1015,55 @@ def _split(data: bytes) -> Iterator[bytes]:
         yield data[start:offset]
 
 
-def _load_job(state: State, job: Job) -> None:
-    state.jobs[job.name] = job
-    state.jobs_by_namespace[namespace_of(job.name)] += 1
+def _load_template(state: State, template: JobSpec) -> None:
+    state.loaded_templates.append(state.shared(template))
+
+
+def _load_job(state: State, row: _JobRow) -> None:
+    # The same object for the same number, as far as that is cheap to see: they weigh more than
+    # what they stand for.
+    times = state._times
+    if len(times) >= SHARED_MAX:
+        times.clear()
+    uid, create_ms = times.setdefault(row.uid, row.uid), row.create_time_ms
+    create_ms = times.setdefault(create_ms, create_ms)
+    anchor_ms = create_ms + row.anchor_time_ms if row.anchor_time_ms else create_ms
+    if row.anchor_time_ms:
+        anchor_ms = times.setdefault(anchor_ms, anchor_ms)
+    next_ms, due_ms = row.next_time_ms, row.due_time_ms
+    if next_ms is not None:
+        next_ms = times.setdefault(next_ms, next_ms)
+        if due_ms is not None:
+            due_ms = next_ms + due_ms if due_ms else next_ms
+    name = row.name
+    job = Job(
+        name,
+        uid,
+        uid + row.version if row.version else uid,
+        state.loaded_templates[row.template],
+        create_ms,
+        create_ms + row.update_time_ms if row.update_time_ms else create_ms,
+        anchor_ms,
+        anchor_ms + row.mark_time_ms if row.mark_time_ms else anchor_ms,
+        next_ms,
+        due_ms,
+        row.paused,
+        row.pause_note,
+        row.deleted,
+        anchor_ms + row.version_mark_time_ms if row.version_mark_time_ms else anchor_ms,
+        row.run_count,
+        row.watch,
+        row.payload,
+    )
+    state.jobs[name] = job
+    state.jobs_by_namespace[namespace_of(name)] += 1
     state._due.add(job)
-    if job.spec.concurrency_key:
+    template = job.template
+    if template.concurrency_key:
         state._index_key(job)
-    if job.spec.exclusions:
-        state._use_calendars(job.spec, +1)
-    if job.spec.after or job.spec.exclusions:
+    if template.exclusions:
+        state._use_calendars(template, +1)
+    if template.after or template.exclusions:
         state._index_after(None, job)
     if job.watch is not None:
         state._index_watch(job)
@@ -987,7 +1139,8 @@ def _loader(row_type: Any, load: Callable[[State, Any], None]) -> _Loader:
 
 _Loader = tuple[Callable[[msgspec.Raw], list[Any]], Callable[[State, Any], None]]
 _LOADERS: dict[str, _Loader] = {
-    "jobs": _loader(Job, _load_job),
+    "templates": _loader(JobSpec, _load_template),
+    "jobs": _loader(_JobRow, _load_job),
     "versions": _loader(tuple[str, int, JobSpec], _load_version),
     "ledger": _loader(tuple[str, int, list[Range], tuple[Span, ...]], _load_ledger),
     "runs": _loader(Run, _load_run),

@@ -22,7 +22,7 @@ def begun(spec: JobSpec, *, now_ms: int) -> Watch | None:
 
 def edited(job: Job, spec: JobSpec, *, now_ms: int) -> Watch | None:
     """The switch under a changed definition: the same if it asks for the same, else a new one."""
-    if job.spec.must_succeed_within_ms == spec.must_succeed_within_ms:
+    if job.template.must_succeed_within_ms == spec.must_succeed_within_ms:
         return job.watch
     return begun(spec, now_ms=now_ms)
 

@@ -80,10 +80,10 @@ def settle_until_ms(change: WideChange, job: Job) -> int:
 def calendars_after(change: WideChange, job: Job) -> tuple[int, ...]:
     """The calendar versions that a job is planned under once a change has reached it."""
     if change.kind not in _OF_CALENDARS:
-        return job.spec.calendars
+        return job.template.calendars
     return tuple(
         change.id if name == change.subject else version
-        for name, version in zip(job.spec.exclusions, job.spec.calendars, strict=True)
+        for name, version in zip(job.template.exclusions, job.template.calendars, strict=True)
     )
 
 

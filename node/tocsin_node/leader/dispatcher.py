@@ -338,8 +338,8 @@ class Dispatcher:
         if job is None:
             return
         self._look_again((ScopeKind.JOB, name))
-        if job.spec.concurrency_key:
-            key = f"{namespace_of(name)}/{job.spec.concurrency_key}"
+        if job.template.concurrency_key:
+            key = f"{namespace_of(name)}/{job.template.concurrency_key}"
             self._look_again((ScopeKind.KEY, key))
 
     async def _pass(self) -> None:

@@ -128,7 +128,7 @@ class Ticker:
         A job that waits for a wide change is replanned at once, and fires by its new plan.
         """
         state = self._replica.state
-        if planner.needs_zones(job.spec) and not self._may_plan_zones():
+        if planner.needs_zones(job.template) and not self._may_plan_zones():
             log.warning("job %s waits for a leader with the cluster's tzdata", job.name)
             self._unplannable[job.name] = job
             return None
@@ -136,7 +136,7 @@ class Ticker:
             step = planner.replan(state, job, now_ms) if state.wide_active else None
             if step is not None:
                 return step
-            decisions, plan = planner.due(job, now_ms, state.calendars_of(job.spec))
+            decisions, plan = planner.due(job, now_ms, state.calendars_of(job.template))
         except Exception:
             log.exception("job %s cannot be planned; it is left alone until it changes", job.name)
             self._unplannable[job.name] = job

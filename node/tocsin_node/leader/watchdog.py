@@ -63,7 +63,7 @@ class Watchdog:
         )
         for job, result in zip(late, results, strict=True):
             if not isinstance(result, Rejected):
-                within_s = job.spec.must_succeed_within_ms / 1_000
+                within_s = job.template.must_succeed_within_ms / 1_000
                 log.warning("alert: job %s has not succeeded within %g s", job.name, within_s)
             elif result.reason is Reason.NOT_DUE:
                 await asyncio.sleep(NOT_DUE_MS / 1_000)
