@@ -215,7 +215,7 @@ class NodeConfig(_Section):
     id: Name
     raft_address: Address = Field(alias="raft")
     api_address: Address = Field(alias="api")
-    # Reserved for the dashboard; checked like the others, bound by nothing yet.
+    # Where its metrics are served, under /metrics; without it nothing is measured.
     http_address: Address | None = Field(default=None, alias="http")
 
 

@@ -50,6 +50,7 @@ from tocsin_node.leader.ticker import Ticker
 from tocsin_node.leader.upgrade import Upgrade
 from tocsin_node.leader.watchdog import Watchdog
 from tocsin_node.leader.wide import Wide
+from tocsin_node.metrics import Load, Metrics
 from tocsin_node.raft.engine import (
     AddressInUse,
     AddressRefused,
@@ -160,6 +161,8 @@ class Server:
             on_fatal=on_fatal,
         )
         self.edge = Edge(self.leadership, config.api_addresses(), dial=dial)
+        address = self.node.http_address
+        self.metrics = Metrics(self.replica, address=address, load=self._load) if address else None
         self._runs: RunService | None = None
         self._api: grpc.aio.Server | None = None
 
@@ -176,9 +179,13 @@ class Server:
         await _refuse_port_in_use(self.node.id, self.node.api_address)
         await self.engine.start()
         try:
+            if self.metrics is not None:
+                self.metrics.start()
             self._api = self._bound_api()
             await self._api.start()
         except BaseException:
+            if self.metrics is not None:
+                await self.metrics.stop()
             await self.engine.stop()
             raise
         self.leadership.start()
@@ -186,6 +193,8 @@ class Server:
     async def stop(self) -> None:
         """Stops the node; calls under way get a moment to finish."""
         await self.health.shut_down()
+        if self.metrics is not None:
+            await self.metrics.stop()
         if self._runs is not None:
             self._runs.close()
         await self.leadership.stop()
@@ -193,6 +202,15 @@ class Server:
             await self._api.stop(STOP_GRACE_S)
         await self.edge.close()
         await self.engine.stop(handover=True)
+
+    def _load(self) -> Load:
+        workers = self.dispatcher.workers()
+        return Load(
+            workers=len(workers),
+            slots=sum(worker.slots for worker in workers),
+            busy=sum(worker.busy for worker in workers),
+            oldest_due_time_ms=self.dispatcher.oldest_due_time_ms(),
+        )
 
     def _cluster_service(self) -> ClusterService:
         return ClusterService(

@@ -7,7 +7,15 @@ import importlib.util
 import click
 
 # The server's own code is in every installation; what it stands on comes with the extra.
-_MODULES = ("tocsin_node", "cryptography", "grpc_health", "msgspec", "pydantic", "pysyncobj")
+_MODULES = (
+    "tocsin_node",
+    "cryptography",
+    "grpc_health",
+    "msgspec",
+    "prometheus_client",
+    "pydantic",
+    "pysyncobj",
+)
 
 
 def need_node(command: str) -> None:

@@ -281,6 +281,10 @@ class Dispatcher:
         ]
         return sorted(found, key=lambda worker: (worker.worker_id, worker.instance_id))
 
+    def oldest_due_time_ms(self) -> int | None:
+        """Of the runs that are ready and nobody was given."""
+        return self._ready.oldest_due_time_ms()
+
     def explain(self, run: Run) -> str:
         """Why a run waits, for people; "" when it does not, or when only the leader knows."""
         if run.state is RunState.LEASED or run.state in FINAL_STATES:

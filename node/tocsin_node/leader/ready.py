@@ -107,6 +107,17 @@ class ReadyOrder:
         _, _, run, key, namespace = best[priority]
         return Ready(run, key, priority, namespace)
 
+    def oldest_due_time_ms(self) -> int | None:
+        """The earliest due time of what is next in each line; None: there is nothing."""
+        heads = (
+            runs[0][0]
+            for levels in self._levels.values()
+            for level in levels.values()
+            for runs in level.runs.values()
+            if runs and self._is_ready(runs[0][1])
+        )
+        return min(heads, default=None)
+
     def take(self, ready: Ready) -> None:
         """Takes out what `first` has found; its namespace has had its turn."""
         heapq.heappop(self._levels[ready.key][ready.priority].runs[ready.namespace])
