@@ -60,7 +60,7 @@ def test_without_another_known_leader_the_redirect_says_when_to_come_back(
         node.engine.leader_id = known
         redirect = await node.worker().next("redirect")
         assert (redirect.leader_id, redirect.leader_address) == ("", "")
-        assert redirect.retry_after.ToMilliseconds() == 200
+        assert redirect.retry_after.ToMilliseconds() == 50
 
     play()
 
