@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tocsin_node.core.model import release_order
 from tocsin_node.replica import Replica
-from tocsin_node.schedule import tzdata_is_older, tzdata_version
+from tocsin_node.schedule import tzdata_version
 
 CLOCK_OFF = "its wall clock does not agree with a majority's"
 ALONE = "no other node is fit to lead, so this one stays"
@@ -105,4 +106,4 @@ class Standing:
         return alarms
 
     def _is_old(self, tzdata: str) -> bool:
-        return tzdata_is_older(tzdata, self._replica.state.tzdata)
+        return release_order(tzdata) < release_order(self._replica.state.tzdata)

@@ -79,6 +79,7 @@ from tocsin_node.core.model import (
     RunState,
     Term,
     namespace_of,
+    release_order,
     utc_name,
 )
 from tocsin_node.core.pack import Fires, Grants, Group, Successes
@@ -139,8 +140,8 @@ def _begin_term(state: State, command: BeginTerm) -> Result:
         state.begin_term(Term(command.term, state.index, state.time_ms, command.node_id))
     state.limits = command.limits
     state.base = Base(command.clock_source, "", 0, state.index, state.time_ms)
-    if not state.tzdata:
-        state.tzdata = command.tzdata  # of a new cluster; from then on it is changed on purpose
+    # From now on plans are made with this release, and an older leader must not undo that.
+    state.tzdata = max(state.tzdata, command.tzdata, key=release_order)
     return Applied()
 
 

@@ -385,6 +385,11 @@ class Restored(Record, frozen=True):
     in_flight: tuple[str, ...]  # names of their runs; the first of them if there are very many
 
 
+def release_order(release: str) -> tuple[str, int, str]:
+    """Sorts releases of the zone database, such as 2026f; "" comes first, and za after z."""
+    return release[:4], len(release), release[4:]
+
+
 class Base(Record, frozen=True):
     """Where cluster time came from, when a leader last said so."""
 

@@ -99,7 +99,7 @@ class State:
         self.restored: Restored | None = None  # from a backup, last
         self.time_ms = 0  # cluster time: the newest stamp
         self.base: Base | None = None  # of cluster time
-        self.tzdata = ""  # release of the time zone database that plans are made with
+        self.tzdata = ""  # newest release of the time zone database that a leader planned with
         self.limits = Limits()
         self.jobs: dict[str, Job] = {}
         self.runs: dict[str, Run] = {}  # in order of creation

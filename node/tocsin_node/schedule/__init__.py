@@ -23,7 +23,7 @@ from tocsin_node.schedule.exclusion import (
 from tocsin_node.schedule.fires import FOLD_RULES, GAP_RULES, next_fires
 from tocsin_node.schedule.timetable import ScheduleSpec, Timetable, jitter_ms, validate_schedule
 from tocsin_node.schedule.words import Fire, describe, preview, surprises
-from tocsin_node.schedule.zone import load_zone, tzdata_is_older, tzdata_version, use_packaged_zones
+from tocsin_node.schedule.zone import load_zone, tzdata_version, use_packaged_zones
 
 __all__ = [
     "FOLD_RULES",
@@ -43,7 +43,6 @@ __all__ = [
     "parse_cron",
     "preview",
     "surprises",
-    "tzdata_is_older",
     "tzdata_version",
     "use_packaged_zones",
     "validate_calendar",

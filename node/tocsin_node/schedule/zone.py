@@ -65,16 +65,6 @@ def tzdata_version() -> str:
     return str(importlib.import_module("tzdata").IANA_VERSION)
 
 
-def tzdata_is_older(release: str, than: str) -> bool:
-    """Whether a release of the zone database, such as 2026f, came before another one."""
-    return _release_order(release) < _release_order(than)
-
-
-def _release_order(release: str) -> tuple[str, int, str]:
-    # A year can have more than 26 releases: after z comes za.
-    return release[:4], len(release), release[4:]
-
-
 @lru_cache(maxsize=1024)
 def load_zone(key: str) -> "Zone":
     """The zone of a database key, shared between callers.
