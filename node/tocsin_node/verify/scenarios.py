@@ -245,6 +245,20 @@ def every_second_ran_soon(drill: Drill, history: History) -> Iterator[str]:
         yield f"{len(late)} runs of default/tick began more than 3 s late, up to {max(late)} ms"
 
 
+async def clocks_stepped(drill: Drill) -> None:
+    for ahead, hours in ((True, 6), (False, -6), (False, 6), (True, -6)):
+        leader = await drill.cluster.leader()
+        others = [node for node in drill.cluster.node_ids if node != leader]
+        node = leader if ahead else drill.random.choice(others)
+        start_ms = drill.now_ms()
+        drill.say(f"steps the wall clock of {node} by {hours:+} h{' (it leads)' * ahead}")
+        drill.cluster.orders[node].step_clock(hours * 3600)
+        await drill.rest(6)
+        drill.cluster.orders[node].step_clock(0)
+        await drill.rest(3)
+        drill.cluster.mended("clock", node, start_ms)
+
+
 async def as_shipped(drill: Drill) -> None:
     worker = drill.random.choice(drill.workers)
     drill.say(f"kills {worker}, and then the leader, with every setting as shipped")
@@ -406,6 +420,13 @@ SCENARIOS: Mapping[str, Scenario] = {
             handed_round,
             MIXED,
             check=every_second_ran_soon,
+        ),
+        Scenario(
+            "clocks-stepped",
+            "wall clocks of the leader and of followers are stepped by six hours, both ways",
+            clocks_stepped,
+            MIXED,
+            bent=("n1", "n2", "n3"),
         ),
         Scenario(
             "as-shipped",
