@@ -47,7 +47,7 @@ def read(text: str) -> tuple[Tree, list[Fault]]:
             Fault("", f"got {len(text)} characters, expected at most {TEXT_CHARS_MAX}"),
         ]
     try:
-        node = yaml.compose(text, Loader=_TextLoader)
+        node = yaml.compose(text, Loader=TextLoader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
@@ -59,6 +59,11 @@ def read(text: str) -> tuple[Tree, list[Fault]]:
         return None, [Fault("", "got a file nested too deeply to read, expected a few levels")]
     faults: list[Fault] = []
     return (_tree(node, "", faults) if node is not None else None), faults
+
+
+def tree(node: yaml.Node, faults: list[Fault]) -> Tree:
+    """As `read`, of a document that was composed with TextLoader; faults are added to a list."""
+    return _tree(node, "", faults)
 
 
 def join(path: str, key: str | int) -> str:
@@ -82,7 +87,7 @@ def shown(value: object) -> str:
     return repr(text if len(text) <= 60 else text[:57] + "...")
 
 
-class _TextLoader(yaml.BaseLoader):
+class TextLoader(yaml.BaseLoader):
     """BaseLoader resolves no scalar; refusing aliases here also refuses trees that loop."""
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:

@@ -559,7 +559,7 @@ class Client:
     thread, started by the first call.
     """
 
-    def __init__(self, endpoints: Endpoints = None, *, timeout: float = TIMEOUT) -> None:
+    def __init__(self, endpoints: Endpoints | Pool = None, *, timeout: float = TIMEOUT) -> None:
         self._async = AsyncClient(endpoints, timeout=timeout)
         self._portal = _Portal(self._async.close)
 

@@ -26,7 +26,7 @@ from tocsin import schedule
 from tocsin._attempt import Setting, call_arguments, encoded_result
 from tocsin._channel import Pool
 from tocsin._session import Session
-from tocsin.client import AsyncClient
+from tocsin.client import AsyncClient, Client
 from tocsin.context import CHECKPOINT_BYTES_MAX, Context, Control
 from tocsin.errors import ControlFlow
 from tocsin.types import Run
@@ -233,6 +233,10 @@ class Cluster:
         self._served: list[tuple[Worker, Session, concurrent.futures.Future[None]]] = []
         self.handler_errors: list[HandlerError] = []
         self.client = AsyncClient(self._pool())
+
+    def sync_client(self) -> Client:
+        """A client for code without an event loop; `with` closes it."""
+        return Client(self._pool())
 
     @staticmethod
     def embedded(

@@ -4,8 +4,8 @@ This module owns the list of commands and how every failure ends: one `error:` l
 `hint:` line, both on stderr, and an exit code; never a traceback. It talks to no cluster itself.
 
 Exit codes: 0 done, 1 other failure, 2 wrong usage or argument, 3 not found, 4 conflict or wrong
-state, 5 no leader or no answer in time, 6 not allowed, 8 cluster degraded, and for `run wait`
-10 failed, 11 cancelled, 12 not finished in time; 130 stopped by Ctrl-C.
+state, 5 no leader or no answer in time, 6 not allowed, 8 cluster degraded, 9 `job diff` found
+changes, and for `run wait` 10 failed, 11 cancelled, 12 not finished in time; 130 stopped by Ctrl-C.
 """
 
 from __future__ import annotations

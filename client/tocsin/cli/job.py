@@ -14,6 +14,7 @@ import click
 
 from tocsin.cli import _output
 from tocsin.cli._duration import DURATION, INSTANT, in_zone, shown_duration, shown_instant
+from tocsin.cli._job_files import apply, diff
 from tocsin.cli._job_history import audit, explain
 from tocsin.cli._json import as_json
 from tocsin.cli._options import Settings, global_options, labels_callback, pass_settings
@@ -54,6 +55,8 @@ def job() -> None:
     """
 
 
+job.add_command(apply)
+job.add_command(diff)
 job.add_command(audit)
 job.add_command(explain)
 

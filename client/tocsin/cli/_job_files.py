@@ -1,0 +1,344 @@
+"""`tocsin job apply` and `tocsin job diff`: the jobs of files, and how they differ from the stored.
+
+What a file may say is in `_job_documents`; what a definition means, the cluster says.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from tocsin.cli import _output
+from tocsin.cli._duration import shown_duration, shown_instant
+from tocsin.cli._job_documents import Document, read_documents
+from tocsin.cli._json import as_json
+from tocsin.cli._options import Settings, global_options, pass_settings
+from tocsin.errors import ApiError, FailedPrecondition, InvalidArgument, NotFound
+from tocsin.types import After, Applied, Job, JobResult
+
+if TYPE_CHECKING:
+    from tocsin.client import Client
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+CHANGES_FOUND = 9  # exit code of `job diff`
+TIMES = 5  # next times that are compared
+
+# What the cluster sets; the rest is the definition.
+_OUT = frozenset(
+    {
+        "active_run_count",
+        "alert",
+        "create_time",
+        "dead_letter_count",
+        "etag",
+        "finished",
+        "last_success_time",
+        "mark_time",
+        "next_fire_time",
+        "occurrence_run_count",
+        "pause_note",
+        "paused",
+        "uid",
+        "update_time",
+        "waits_for",
+    }
+)
+
+
+def files_option(function: Function) -> Function:
+    return click.option(
+        "-f",
+        "--file",
+        "paths",
+        multiple=True,
+        required=True,
+        type=click.Path(allow_dash=True),
+        metavar="FILE",
+        help="YAML with one job for each document; a folder means its .yaml files; - is stdin.  "
+        "[repeatable]",
+    )(function)
+
+
+@click.command(short_help="Store the jobs of files.")
+@files_option
+@click.option("--dry-run", is_flag=True, help="Check everything, store nothing.")
+@global_options
+@pass_settings
+@click.pass_context
+def apply(
+    ctx: click.Context, settings: Settings, /, *, paths: Sequence[str], dry_run: bool
+) -> None:
+    """Make the stored jobs what files say, creating them if need be; others are left alone.
+
+    A document has the words of tocsin job create, with _ for -, and may list schedules. What it
+    leaves out goes back to its default. Files are checked as a whole before anything is stored; a
+    job that the cluster refuses keeps no other from being stored.
+
+    \b
+    Examples:
+      tocsin job apply -f jobs.yaml
+      tocsin job apply -f jobs/ --dry-run
+      printf 'job: hello\\nevery: 5s\\ncommand: echo hi\\n' | tocsin job apply -f -
+    """
+    documents = read_documents(_texts(paths))
+    with settings.client() as client:
+        if dry_run:
+            results = _tried(client, documents)
+        else:
+            results = client.apply_jobs(document.job for document in documents)
+    _output.show_list(
+        settings,
+        results,
+        [
+            _output.Column("JOB", lambda result: result.name),
+            _output.Column("RESULT", lambda result: _shown_result(result, dry_run)),
+        ],
+        to_json=lambda result: {
+            "name": result.name,
+            "created": result.created,
+            "changed": result.changed,
+            "reason": result.reason,
+            "message": result.message,
+        },
+        name=lambda result: result.name,
+        empty="no jobs",
+    )
+    refused = [
+        (document, result)
+        for document, result in zip(documents, results, strict=True)
+        if not result.ok
+    ]
+    for document, result in refused:
+        _output.note(f"error: {document.where}: {result.message}")
+    if refused:
+        ctx.exit(1)
+
+
+@click.command(short_help="Show how files differ from the stored jobs.")
+@files_option
+@global_options
+@pass_settings
+@click.pass_context
+def diff(ctx: click.Context, settings: Settings, /, *, paths: Sequence[str]) -> None:
+    """Show what applying files would change, next times included. Stores nothing.
+
+    Exit code 0: nothing; 9: something. The cluster judges, so a definition that it would refuse is
+    an error here as well.
+
+    \b
+    Examples:
+      tocsin job diff -f jobs.yaml
+      tocsin job diff -f jobs/ || tocsin job apply -f jobs/
+    """
+    documents = read_documents(_texts(paths))
+    with settings.client() as client:
+        changes = _changes(client, documents)
+    if settings.output in ("json", "yaml"):
+        _output.show_list(
+            settings,
+            changes,
+            [],
+            to_json=_Change.as_json,
+            name=lambda change: change.name,
+            empty="no changes",
+        )
+    elif settings.output == "name":
+        for change in changes:
+            click.echo(change.name)
+    else:
+        for change in changes:
+            for line in change.lines():
+                click.echo(_output.safe(line))
+        if not changes:
+            _output.note("no changes")
+    if changes:
+        ctx.exit(CHANGES_FOUND)
+
+
+@dataclass(frozen=True)
+class _Change:
+    """One job that would change: its fields before and after, and its next times."""
+
+    name: str
+    created: bool
+    fields: dict[str, tuple[Any, Any]]
+    times: tuple[tuple[datetime, ...], tuple[datetime, ...]]
+
+    def lines(self) -> list[str]:
+        lines = [f"{'+' if self.created else '~'} {self.name}"]
+        for name, (before, after) in self.fields.items():
+            if not self.created:
+                lines.append(f"  - {name}: {_shown(before)}")
+            lines.append(f"  + {name}: {_shown(after)}")
+        before_times, after_times = self.times
+        gone = [time for time in before_times if time not in after_times]
+        new = [time for time in after_times if time not in before_times]
+        # Of two lists that end somewhere, what lies beyond the shorter one's end says nothing.
+        if len(before_times) == len(after_times) == TIMES:
+            last = min(before_times[-1], after_times[-1])
+            gone, new = [t for t in gone if t <= last], [t for t in new if t <= last]
+        lines += [f"  - fires {shown_instant(time)}" for time in gone]
+        lines += [f"  + fires {shown_instant(time)}" for time in new]
+        return lines
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "created": self.created,
+            "fields": {
+                name: {"before": _plain(before), "after": _plain(after)}
+                for name, (before, after) in self.fields.items()
+            },
+            "next_times": {
+                "before": [shown_instant(time) for time in self.times[0]],
+                "after": [shown_instant(time) for time in self.times[1]],
+            },
+        }
+
+
+def _changes(client: Client, documents: Sequence[Document]) -> list[_Change]:
+    changes: list[_Change] = []
+    new: set[str] = set()
+    for document in documents:
+        applied = _validated(client, document.job, new)
+        if applied.created:
+            new.add(applied.job.name)
+        if applied.changed or applied.created:
+            changes.append(_change(client, applied))
+    return changes
+
+
+def _change(client: Client, applied: Applied) -> _Change:
+    after = applied.job
+    before = None if applied.created else _stored(client, after.name)
+    empty = Job(name=after.name, handler="")
+    changed = {
+        field.name: (getattr(before or empty, field.name), getattr(after, field.name))
+        for field in fields(Job)
+        if field.name not in _OUT
+        and field.name != "name"
+        and getattr(before or empty, field.name) != getattr(after, field.name)
+    }
+    times = (_times(client, before), _times(client, after))
+    return _Change(after.name, before is None, changed, times)
+
+
+def _validated(client: Client, job: Job, new: set[str]) -> Applied:
+    """What applying a job would do, once the new jobs of documents before it are there."""
+    waits_for = [after for after in job.after if _full(after) in new]
+    if not waits_for:
+        return client.apply_job(job, validate_only=True)
+    others = tuple(after for after in job.after if after not in waits_for)
+    applied = client.apply_job(replace(job, after=others), validate_only=True)
+    return replace(applied, job=replace(applied.job, after=job.after), changed=True)
+
+
+def _full(after: After | str) -> str:
+    name = after if isinstance(after, str) else after.job
+    return name if "/" in name else f"default/{name}"
+
+
+def _stored(client: Client, name: str) -> Job | None:
+    try:
+        return client.get_job(name)
+    except NotFound:
+        return None  # deleted in between
+
+
+def _times(client: Client, job: Job | None) -> tuple[datetime, ...]:
+    if job is None or not job.schedules:
+        return ()
+    return tuple(fire.time for fire in client.preview(job.schedules, count=TIMES).fires)
+
+
+def _tried(client: Client, documents: Sequence[Document]) -> list[JobResult]:
+    """What would become of each job."""
+    results: list[JobResult] = []
+    new: set[str] = set()
+    for document in documents:
+        result = _try(client, document.job, new)
+        if result.created:
+            new.add(result.name)
+        results.append(result)
+    return results
+
+
+def _try(client: Client, job: Job, new: set[str]) -> JobResult:
+    try:
+        applied = _validated(client, job, new)
+    except (FailedPrecondition, InvalidArgument, NotFound) as error:
+        return _refused(job, error)
+    return JobResult(
+        name=applied.job.name,
+        reason="",
+        message="",
+        created=applied.created,
+        changed=applied.changed,
+    )
+
+
+def _refused(job: Job, error: ApiError) -> JobResult:
+    return JobResult(
+        name=job.name,
+        reason=error.reason or "REFUSED",
+        message=str(error),
+        created=False,
+        changed=False,
+    )
+
+
+def _shown_result(result: JobResult, dry_run: bool) -> str:
+    if not result.ok:
+        return f"refused: {result.reason}"
+    verb = "create" if result.created else "update" if result.changed else ""
+    if not verb:
+        return "no change"
+    return f"would {verb}" if dry_run else f"{verb}d"
+
+
+def _texts(paths: Sequence[str]) -> dict[str, str]:
+    """The files that were named, in order, by name; folders as their files."""
+    texts: dict[str, str] = {}
+    for name in paths:
+        if name == "-":
+            texts["stdin"] = sys.stdin.read()
+            continue
+        path = Path(name)
+        files = sorted([*path.glob("*.yaml"), *path.glob("*.yml")]) if path.is_dir() else [path]
+        if not files:
+            raise click.UsageError(f"there is no .yaml file in {name}")
+        for file in files:
+            try:
+                texts[str(file)] = file.read_text(encoding="utf-8")
+            except UnicodeDecodeError as error:
+                raise click.UsageError(f"{file} is not UTF-8: {error}") from None
+    return texts
+
+
+def _shown(value: Any) -> str:
+    plain = _plain(value)
+    return plain if isinstance(plain, str) else "-" if plain in (None, [], {}) else str(plain)
+
+
+def _plain(value: Any) -> Any:
+    """A field's value, as people read it and as JSON can hold it."""
+    if isinstance(value, timedelta):
+        return shown_duration(value)
+    if isinstance(value, datetime):
+        return shown_instant(value)
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace")
+    if isinstance(value, tuple | list):
+        return [_plain(item) for item in value]
+    if isinstance(value, str | int | float | bool) or value is None:
+        return value
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    return as_json(value)

@@ -1,0 +1,249 @@
+"""`tocsin job apply` and `tocsin job diff`, against a cluster in process."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from tocsin import After, Cron, Every, Job, OverlapPolicy
+from tocsin.cli import cli
+from tocsin.cli._job_documents import BadDocuments, read_documents
+from tocsin.cli._options import Settings
+from tocsin.client import Client
+from tocsin.testing import Cluster
+from tocsin.workers.shell_payload import ShellPayload
+
+JOBS = """
+job: billing/import
+schedules:
+  - {cron: "30 2 * * *", tz: Europe/Berlin}
+  - {every: 6h, start: "2027-01-01T00:00:00Z"}
+handler: import
+args: {region: eu, pages: 3, fast: true, code: "007", ratio: 0.5, none: null, tags: [1, a]}
+max_attempts: 5
+lease: 45s
+labels: {team: pay}
+---
+job: billing/report
+after: ["billing/import:any"]
+command: echo report
+env: {LANG: C}
+overlap: skip
+---
+job: ping
+every: [5m]
+http: {url: "https://example.com/ping", method: POST, body: "{{run}}", expected_status: [2xx, 404]}
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with Cluster.embedded(now="2027-01-01T00:00:00Z") as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def client(cluster: Cluster) -> Iterator[Client]:
+    with cluster.sync_client() as client:
+        yield client
+        for job in list(client.list_jobs()):
+            client.delete_job(job.name)
+
+
+class Tocsin:
+    """The command line, in a folder with `jobs.yaml`."""
+
+    def __init__(self, cluster: Cluster, folder: Path) -> None:
+        self.file = folder / "jobs.yaml"
+        self._cluster = cluster
+
+    def __call__(self, *arguments: object, text: str | None = None, stdin: str = "") -> Result:
+        if text is not None:
+            self.file.write_text(text)
+        settings = Settings(open_client=lambda _: self._cluster.sync_client())
+        words = [str(argument) for argument in arguments]
+        return CliRunner().invoke(cli, words, obj=settings, input=stdin)
+
+
+@pytest.fixture
+def tocsin(cluster: Cluster, client: Client, tmp_path: Path) -> Tocsin:
+    return Tocsin(cluster, tmp_path)
+
+
+def test_a_document_says_what_the_options_of_create_say() -> None:
+    first, second, third = (document.job for document in read_documents({"f": JOBS}))
+    assert first.schedules == (
+        Cron("30 2 * * *", time_zone="Europe/Berlin"),
+        Every(timedelta(hours=6), start_time=datetime(2027, 1, 1, tzinfo=UTC)),
+    )
+    assert json.loads(first.payload) == {
+        "region": "eu",
+        "pages": 3,
+        "fast": True,
+        "code": "007",
+        "ratio": 0.5,
+        "none": None,
+        "tags": [1, "a"],
+    }
+    assert first.retry_policy is not None
+    assert (first.retry_policy.max_attempts, first.lease_duration) == (5, timedelta(seconds=45))
+    assert dict(first.labels) == {"team": "pay"}
+    assert second.after == (After("billing/import", "ANY"),)  # type: ignore[arg-type]
+    assert second.overlap_policy is OverlapPolicy.SKIP
+    assert ShellPayload.from_json_bytes(second.payload).env == {"LANG": "C"}
+    assert (third.name, third.handler, third.schedules) == ("ping", "http", (Every("5m"),))
+    assert json.loads(third.payload)["expected_status"] == ["2xx", 404]
+
+
+def test_jobs_of_a_file_are_stored_and_the_same_file_changes_nothing(
+    tocsin: Tocsin, client: Client
+) -> None:
+    done = tocsin("job", "apply", "-f", tocsin.file, text=JOBS)
+    assert done.exit_code == 0, done.output
+    assert [line.split()[-1] for line in done.stdout.splitlines()[1:]] == ["created"] * 3
+    assert [job.name for job in client.list_jobs()] == [
+        "billing/import",
+        "billing/report",
+        "default/ping",
+    ]
+    again = tocsin("job", "apply", "-f", tocsin.file)
+    assert again.stdout.count("no change") == 3
+    changed = tocsin("job", "apply", "-f", tocsin.file, text=JOBS.replace("skip", "allow"))
+    assert [line.split(maxsplit=1)[1] for line in changed.stdout.splitlines()[1:]] == [
+        "no change",
+        "updated",
+        "no change",
+    ]
+    client.delete_job("billing/report")  # before the one that it comes after
+
+
+def test_a_dry_run_stores_nothing_and_knows_of_new_jobs_before(
+    tocsin: Tocsin, client: Client
+) -> None:
+    done = tocsin("job", "apply", "-f", tocsin.file, "--dry-run", "-o", "json", text=JOBS)
+    assert done.exit_code == 0, done.output
+    assert [(each["name"], each["created"]) for each in json.loads(done.stdout)] == [
+        ("billing/import", True),
+        ("billing/report", True),
+        ("default/ping", True),
+    ]
+    assert list(client.list_jobs()) == []
+
+
+def test_a_refused_job_keeps_no_other_from_being_stored(tocsin: Tocsin, client: Client) -> None:
+    text = "job: a/bad\nhandler: h\ncron: 61 * * * *\n---\njob: a/good\nhandler: h\n"
+    for extra in ([], ["--dry-run"]):
+        done = tocsin("job", "apply", "-f", tocsin.file, *extra, text=text)
+        assert done.exit_code == 1
+        assert "refused: BAD_CRON" in done.stdout
+        assert "document 1 (a/bad)" in done.stderr
+    assert [job.name for job in client.list_jobs()] == ["a/good"]
+
+
+def test_diff_shows_fields_and_times_and_says_so_by_its_exit_code(
+    tocsin: Tocsin, client: Client, cluster: Cluster
+) -> None:
+    text = 'job: a/b\nhandler: h\ncron: "0 3 * * *"\n'
+    done = tocsin("job", "diff", "-f", tocsin.file, text=text)
+    assert done.exit_code == 9
+    lines = done.stdout.splitlines()
+    assert lines[0] == "+ a/b"
+    assert "  + handler: h" in lines
+    assert "  + fires 2027-01-01 03:00:00Z" in lines
+    assert list(client.list_jobs()) == []
+    tocsin("job", "apply", "-f", tocsin.file)
+    same = tocsin("job", "diff", "-f", tocsin.file)
+    assert (same.exit_code, same.stdout) == (0, "")
+    moved = text.replace('"0 3 * * *"', '"0 3,4 * * *"') + "priority: 7\n"
+    done = tocsin("job", "diff", "-f", tocsin.file, text=moved)
+    assert done.exit_code == 9
+    lines = done.stdout.splitlines()
+    assert lines[0] == "~ a/b"
+    assert lines[lines.index("  - priority: 5") + 1] == "  + priority: 7"
+    assert [line for line in lines if "fires" in line] == [
+        "  + fires 2027-01-01 04:00:00Z",
+        "  + fires 2027-01-02 04:00:00Z",
+    ]
+    done = tocsin("job", "diff", "-f", tocsin.file, "-o", "json")
+    (change,) = json.loads(done.stdout)
+    assert change["fields"]["priority"] == {"before": 5, "after": 7}
+    assert tocsin("job", "diff", "-f", tocsin.file, "-o", "name").stdout == "a/b\n"
+    assert client.get_job("a/b").priority == 5
+
+
+def test_what_get_prints_of_a_definition_can_be_compared(tocsin: Tocsin, client: Client) -> None:
+    client.create_job(Job(name="a/b", handler="h", schedules=[Every("5m")]))
+    done = tocsin("job", "diff", "-f", tocsin.file, text="job: a/b\nhandler: h\n")
+    assert done.exit_code == 9
+    assert "  + schedules: []" in done.stdout or "  + schedules: -" in done.stdout
+    assert "  - fires 2027-01-01 00:05:00Z" in done.stdout
+
+
+def test_files_may_be_a_folder_or_come_through_a_pipe(tocsin: Tocsin, tmp_path: Path) -> None:
+    folder = tmp_path / "jobs"
+    folder.mkdir()
+    assert tocsin("job", "apply", "-f", folder).exit_code == 2
+    (folder / "b.yaml").write_text("job: a/b\nhandler: h\n")
+    (folder / "a.yml").write_text("job: a/a\nhandler: h\n")
+    (folder / "notes.txt").write_text("not a job")
+    done = tocsin("job", "apply", "-f", folder, "-o", "name")
+    assert done.stdout.split() == ["a/a", "a/b"]
+    done = tocsin("job", "apply", "-f", "-", "-o", "name", stdin="job: a/c\nhandler: h\n")
+    assert done.stdout.split() == ["a/c"]
+
+
+def test_all_faults_of_all_documents_are_told_at_once(tocsin: Tocsin, client: Client) -> None:
+    text = (
+        "job: a/b\nhandler: h\noverlapp: skip\nlease: 45\n"
+        "---\nhandler: h\n"
+        "---\njob: a/c\nhandler: h\nschedules: [{cron: '* * * * *', every: 5s}, {evry: 5s}]\n"
+        "---\njob: a/d\nhandler: h\ncommand: echo\n"
+        "---\n- a\n"
+    )
+    done = tocsin("job", "apply", "-f", tocsin.file, text=text)
+    assert done.exit_code == 2
+    for told in (
+        "document 1, overlapp: there is no such key",
+        "document 1, lease: '45' is not a duration",
+        "document 2, job: got nothing",
+        "document 3, schedules[0]: expected exactly one of",
+        "document 3, schedules[1]: expected exactly one of",
+        "document 4: say what to run",
+        "document 5: got ['a'], expected the keys of a job",
+    ):
+        assert told in done.stderr, done.stderr
+    assert list(client.list_jobs()) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("", "there is no job in it"),
+        ("---\n---\n", "there is no job in it"),
+        ("job: [", "line 1: this is not YAML"),
+        ("job: &a x\nhandler: *a", "anchors and aliases are not read"),
+        ("job: !!python/object:os.system x", "expected no tag"),
+        ("job: a/b\njob: a/c", "got the key again"),
+        ("job: a/b\nhandler: h\n---\njob: a/b\nhandler: g", "is in f, document 1 already"),
+        ("job: b\nhandler: h\n---\njob: default/b\nhandler: g", "is in f, document 1 already"),
+        ("job: a/b\nhandler: h\nargs: [1]", "args: expected the arguments"),
+        ("job: a/b\nhandler: h\nargs: {a: 1}\npayload: '{}'", "only one of them"),
+        ("job: a/b\nhandler: h\nhttp: {url: 'http://x/'}", "no handler, command or payload"),
+        ("job: a/b\nhttp: {url: ftp}", "http: url: got 'ftp'"),
+        ("job: a/b\nhandler: {a: b}", "handler: got a mapping, expected text"),
+        ("job: a/b\nhandler: h\nlabels: [a]", "labels: got ['a'], expected names"),
+        ("job: a/b\nhandler: h\nschedules: 5m", "schedules: got '5m', expected a list"),
+        ("job: a/b\nhandler: h\nmax_attempts: many", "max_attempts: 'many' is not a valid"),
+        ("job: a/b\nhandler: h\nat: 2027-01-01T00:00:00", "has no zone"),
+        ("job: a/b\nhandler: h\nargs: " + "[" * 5_000, "this is not YAML"),
+    ],
+)
+def test_what_cannot_be_meant_is_told_with_its_place(text: str, told: str) -> None:
+    with pytest.raises(BadDocuments) as caught:
+        read_documents({"f": text})
+    assert told in caught.value.format_message()
