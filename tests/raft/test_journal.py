@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -475,6 +476,30 @@ def test_a_truncation_that_reaches_below_the_oldest_segment_left(tmp_path):
     again = reopened(tmp_path / "j", 500, snapshot=Base(before + 3, 4))
     assert (again.first_index, again.term_at(before + 3)) == (before + 3, 4)
     assert entries(again) == whole[before + 2 :]
+
+
+def test_a_crash_while_segments_go_below_such_a_truncation_leaves_no_gap(tmp_path):
+    journal = long_journal(tmp_path / "j", 30)
+    before = journal._segments[-1].last_index_before
+    journal.deleteEntriesFrom(before - 1 - journal.first_index)
+    for index in range(before - 1, 90):
+        journal.add(b"y%d" % index * 10, index, 4)
+        journal.sync()
+    whole = entries(journal)
+    useless = journal.compact(85)
+    journal.close()
+    for number, path in enumerate(useless):
+        path.unlink()
+        folder = tmp_path / f"crashed{number}"
+        shutil.copytree(tmp_path / "j", folder)
+        # Twice: what the first start leaves is found, and is to be compacted, by the second.
+        for _ in range(2):
+            again = opened(folder, 500, snapshot=Base(85, 4))
+            assert entries(again) == whole[again.first_index - 1 :]
+            kept = [segment.number for segment in again._segments]
+            assert [int(path.stem) for path in sorted(folder.iterdir())] == kept
+            remove_all(again.compact(89)[:-1])
+            again.close()
 
 
 def test_a_log_may_start_far_above_one(tmp_path):

@@ -478,7 +478,9 @@ class Journal:
                 for path in self.replace(snapshot):
                     self._disk.remove(path)
             elif self._entries[0][2] == _UNKNOWN_TERM:
-                self.compact(snapshot.at)
+                # Segments that stayed would later be found without those that followed them.
+                for path in self.compact(snapshot.at):
+                    self._disk.remove(path)
         else:
             self._snapshot_index = self.first_index
         self._durable_index = self.last_index
