@@ -19,6 +19,7 @@ class RecordingCore:
         self.leads = False
         self.committed = 1
         self.next: dict[Any, int] = {"n2": 20}
+        self.match: dict[Any, int] = {"n2": 0}
         self.delivered: list[tuple[Any, dict[str, Any]]] = []
         self.sent: list[tuple[Any, dict[str, Any]]] = []
         self.rules: MessageRules
@@ -34,6 +35,9 @@ class RecordingCore:
 
     def can_go_on(self) -> bool:
         return True
+
+    def match_index(self, node: Any) -> int | None:
+        return self.match[node]
 
     def next_index(self, node: Any) -> int:
         return self.next[node]
@@ -188,6 +192,13 @@ def test_an_ack_does_not_send_again_what_is_still_on_its_way(core):
     assert core.next["n2"] == 20
     receive(core, ack(reset=True, success=False))
     assert core.next["n2"] == 11
+
+
+def test_a_late_refusal_does_not_go_back_to_what_the_peer_holds(core):
+    core.leads = True
+    core.match["n2"] = 14
+    receive(core, ack(next_node_idx=9, reset=True, success=False))
+    assert core.next["n2"] == 15
 
 
 def test_an_ack_waits_for_the_journal(core, journal):
