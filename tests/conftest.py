@@ -30,6 +30,7 @@ BUDGETS_S = {
     "raft": 60,
     "readme": 90,
     "schedule": 40,
+    "sim": 25,
     "testing": 15,
     "verify": 60,
 }
