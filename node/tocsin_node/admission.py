@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -29,15 +29,18 @@ from tocsin_node.core.model import (
     Condition,
     JobSpec,
     Misfire,
+    OnExcluded,
     Overlap,
     RetryPolicy,
     Schedule,
     ScheduleKind,
+    namespace_of,
 )
 from tocsin_node.schedule import BadSchedule, validate_schedule
 
 SCHEDULES_MAX = 16
 AFTER_MAX = 16
+EXCLUSIONS_MAX = 8  # calendars of one job
 LABELS_MAX = 32
 LABEL_CHARS_MAX = 63
 ERROR_KINDS_MAX = 32
@@ -73,6 +76,10 @@ NAME_ALLOWED = (
 RUN_NAME_ALLOWED = (
     "{namespace}/{job}/{run} or {job}/{run}, the last part as 20261129T070000Z, "
     "manual-{request id} or after-{run before}"
+)
+_CALENDAR_ALLOWED = (
+    "{namespace}/{calendar} or {calendar}, each 1 to 63 of a-z 0-9 . _ -, beginning with a letter "
+    "or digit"
 )
 QUEUE_ALLOWED = "1 to 63 of a-z 0-9 . _ -, beginning with a letter or digit"
 REQUEST_ID_ALLOWED = "1 to 64 of A-Z a-z 0-9 _ -; it makes a repeat of the request harmless"
@@ -113,6 +120,12 @@ _PROTO_FIELDS = {
     "time_zone": "time_zone",
     "dst_gap": "dst_gap",
     "dst_fold": "dst_fold",
+}
+
+_ON_EXCLUDED: dict[int, OnExcluded] = {
+    job_pb2.ON_EXCLUDED_UNSPECIFIED: OnExcluded.SKIP,
+    job_pb2.ON_EXCLUDED_SKIP: OnExcluded.SKIP,
+    job_pb2.ON_EXCLUDED_NEXT: OnExcluded.NEXT,
 }
 
 _T = TypeVar("_T")
@@ -223,6 +236,15 @@ def run_name(text: str, field: str, faults: Faults) -> str:
         faults.expected(field, text, RUN_NAME_ALLOWED)
         return ""
     return "/".join(parts if len(parts) == 3 else [DEFAULT_NAMESPACE, *parts])
+
+
+def calendar_name(text: str, field: str, faults: Faults) -> str:
+    """The full name of a calendar, with the namespace that it may leave out."""
+    parts = text.split("/", 2)
+    if len(parts) > 2 or not all(map(NAME_PART.fullmatch, parts)):
+        faults.expected(field, text, _CALENDAR_ALLOWED)
+        return ""
+    return "/".join(parts if len(parts) == 2 else [DEFAULT_NAMESPACE, *parts])
 
 
 @dataclass(frozen=True, slots=True)
@@ -405,6 +427,8 @@ def job_spec(job: job_pb2.Job, faults: Faults, config: Config, *, field: str = "
         labels=_labels(job.labels, f"{field}.labels", faults),
         after=_after(job.after, f"{field}.after", faults),
         must_succeed_within_ms=_must_succeed_within(job, field, faults),
+        exclusions=exclusions(job.exclusions, job.name, f"{field}.exclusions", faults),
+        on_excluded=on_excluded(job.on_excluded, job.exclusions, f"{field}.on_excluded", faults),
         max_runs=_max_runs(job.max_runs, f"{field}.max_runs", faults),
         start_deadline_ms=_start_deadline(job, field, faults),
         max_concurrent_runs=_concurrent(
@@ -413,6 +437,41 @@ def job_spec(job: job_pb2.Job, faults: Faults, config: Config, *, field: str = "
         concurrency_key=_concurrency_key(job.concurrency_key, f"{field}.concurrency_key", faults),
         max_concurrent_per_key=_per_key(job, f"{field}.max_concurrent_per_key", faults),
     )
+
+
+def exclusions(
+    names: Sequence[str], job_name: str, field: str, faults: Faults, *, strict: bool = True
+) -> tuple[str, ...]:
+    """The calendars that a job names, in full and in order.
+
+    Args:
+        job_name: of the job, for its namespace.
+        strict: they must be of that namespace.
+    """
+    if len(names) > EXCLUSIONS_MAX:
+        faults.add(field, f"got {len(names)} calendars, allowed: at most {EXCLUSIONS_MAX}")
+        return ()
+    namespace = namespace_of(job_name) if "/" in job_name else DEFAULT_NAMESPACE
+    found: list[str] = []
+    for number, text in enumerate(names):
+        where = f"{field}[{number}]"
+        before = len(faults.found)
+        full = calendar_name(text if "/" in text else f"{namespace}/{text}", where, faults)
+        if strict and len(faults.found) == before and namespace_of(full) != namespace:
+            faults.expected(where, text, f"a calendar of the job's own namespace, {namespace}")
+        found.append(full)
+    if len(set(found)) < len(found):
+        faults.add(field, "got a calendar twice, allowed: each once")
+    return tuple(sorted(found))
+
+
+def on_excluded(value: int, names: Sequence[str], field: str, faults: Faults) -> OnExcluded:
+    if value not in _ON_EXCLUDED:
+        faults.expected(field, value, "ON_EXCLUDED_SKIP, ON_EXCLUDED_NEXT")
+        return OnExcluded.SKIP
+    if value and not names:
+        faults.add(field, "got a rule for excluded times, allowed: beside exclusions only")
+    return _ON_EXCLUDED[value]
 
 
 def schedules(

@@ -14,10 +14,23 @@ from dataclasses import dataclass, field
 from itertools import chain
 
 from tocsin_node import planner
-from tocsin_node.core.model import Job, JobSpec, Range, Span, utc_name
+from tocsin_node.core.calendars import EXCLUDED
+from tocsin_node.core.model import (
+    SECOND_MS,
+    CalendarSpec,
+    Job,
+    JobSpec,
+    OnExcluded,
+    Outcome,
+    Range,
+    Span,
+    utc_name,
+)
 from tocsin_node.core.state import State
 from tocsin_node.excluded import COUNT_EXACT_MAX
+from tocsin_node.schedule import Exclusion, exclusion_of
 
+_PASSED_OVER = ("pause", "max_runs")
 FAULTS_MAX = 1_000  # that are described; all are counted
 
 
@@ -27,6 +40,7 @@ class FaultKind(enum.StrEnum):
     REPEATED = "REPEATED"  # a second outcome
     VERSION = "VERSION"  # decided under another version than the one that governed it
     COUNT = "COUNT"  # a range that counts other than what it holds
+    EXCLUSION = "EXCLUSION"  # said to be excluded, or not, other than the calendars say
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +79,12 @@ class Book:
     ranges: tuple[Range, ...]
     spans: tuple[Span, ...]  # with the present version's at the end
     specs: Mapping[int, JobSpec]  # by version
+    calendars: Mapping[int, tuple[CalendarSpec, ...]]  # that each version was planned under
+
+    def exclusion(self, version: int) -> Exclusion | None:
+        """What the calendars of a version exclude; None if it names none."""
+        calendars = self.calendars[version]
+        return exclusion_of(calendars) if calendars else None
 
 
 def open_book(state: State, name: str) -> Book:
@@ -75,7 +95,8 @@ def open_book(state: State, name: str) -> Book:
     is_first = spans[0].version == job.uid
     floor_ms = ledger.floor_ms if is_first else max(ledger.floor_ms, spans[0].from_ms)
     specs = {span.version: state.definition(name, span.version) for span in spans}
-    return Book(job, floor_ms, ledger.ranges, spans, specs)
+    calendars = {version: state.calendars_of(spec) for version, spec in specs.items()}
+    return Book(job, floor_ms, ledger.ranges, spans, specs, calendars)
 
 
 def span_of(book: Book, time_ms: int) -> Span | None:
@@ -147,6 +168,10 @@ def _compare(found: Audit, times: _Times, kept: Range) -> Iterator[Audit]:
     if whole and ends != (kept.from_ms, kept.to_ms):
         message = f"{name} begins or ends beside the schedule, or holds no nominal time"
         found.add(FaultKind.EXTRA, kept.from_ms, kept.to_ms, 0, message)
+    wrong = [time_ms for time_ms, version in taken if not times.agrees(kept, time_ms, version)]
+    if wrong:
+        message = f"{name} holds {len(wrong)} nominal times that the calendars say otherwise of"
+        found.add(FaultKind.EXCLUSION, wrong[0], wrong[-1], len(wrong), message)
     count = len(taken)
     least = min(count, COUNT_EXACT_MAX)
     if whole and not least <= kept.count <= count:
@@ -178,8 +203,22 @@ class _Times:
             if span.until_ms > after_ms
         )
         self._left = most
+        self._book = book
         self.next_ms: int | None
         self.next_ms, self.version = next(self._walk, (None, 0))
+
+    def agrees(self, kept: Range, time_ms: int, version: int) -> bool:
+        """Whether a range says of a nominal time that it is excluded, if and only if it is.
+
+        What a pause or `max_runs` passed over is not told apart.
+        """
+        exclusion = self._book.exclusion(version)
+        said = kept.outcome is Outcome.SKIPPED and kept.reason == EXCLUDED
+        if exclusion is None or not exclusion.excluded(time_ms // SECOND_MS):
+            return not said
+        if self._book.specs[version].on_excluded is OnExcluded.NEXT:
+            return not said or exclusion.next_allowed(time_ms // SECOND_MS) is None
+        return said or (kept.outcome is Outcome.SKIPPED and kept.reason in _PASSED_OVER)
 
     def advance(self) -> bool:
         """Goes to the next one; whether as many were taken as were asked for."""

@@ -22,6 +22,7 @@ from typing import Protocol, runtime_checkable
 import grpc
 
 from tocsin.v1 import (
+    calendar_pb2_grpc,
     cluster_pb2_grpc,
     fence_pb2_grpc,
     job_pb2_grpc,
@@ -30,6 +31,7 @@ from tocsin.v1 import (
 )
 from tocsin_node.api._forward import MESSAGE_BYTES_MAX, Edge
 from tocsin_node.api._pages import Slices
+from tocsin_node.api.calendars import CalendarService
 from tocsin_node.api.cluster import ClusterService
 from tocsin_node.api.fence import FenceService
 from tocsin_node.api.health import Health
@@ -154,7 +156,7 @@ class Server:
                 Deadlines(self.replica),
                 Ticker(self.replica, may_plan_zones=lambda: self.standing.may_plan_zones),
                 Watchdog(self.replica),
-                Wide(self.replica),
+                Wide(self.replica, may_plan_zones=lambda: self.standing.may_plan_zones),
                 Upgrade(self.replica),
             ),
             health=self.health,
@@ -239,6 +241,9 @@ class Server:
             WorkerService(self.replica, self.dispatcher, self.leases), server
         )
         fence_pb2_grpc.add_FenceServiceServicer_to_server(FenceService(self.replica), server)
+        calendar_pb2_grpc.add_CalendarServiceServicer_to_server(
+            CalendarService(self.replica, slices), server
+        )
         cluster_pb2_grpc.add_ClusterServiceServicer_to_server(
             self._cluster_service(),
             server,

@@ -18,6 +18,7 @@ from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
 from tocsin.v1 import (
+    calendar_pb2_grpc,
     cluster_pb2_grpc,
     job_pb2,
     job_pb2_grpc,
@@ -79,6 +80,7 @@ class Stubs:
         self.jobs: Any = job_pb2_grpc.JobServiceStub(self.channel)
         self.runs: Any = run_pb2_grpc.RunServiceStub(self.channel)
         self.workers: Any = worker_pb2_grpc.WorkerServiceStub(self.channel)
+        self.calendars: Any = calendar_pb2_grpc.CalendarServiceStub(self.channel)
         self.cluster: Any = cluster_pb2_grpc.ClusterServiceStub(self.channel)
 
 

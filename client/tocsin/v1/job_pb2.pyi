@@ -157,6 +157,34 @@ AFTER_CONDITION_ANY: AfterCondition.ValueType  # 3
 """However it ended, cancelled too."""
 Global___AfterCondition: _TypeAlias = AfterCondition  # noqa: Y015
 
+class _OnExcluded:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _OnExcludedEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_OnExcluded.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    ON_EXCLUDED_UNSPECIFIED: _OnExcluded.ValueType  # 0
+    """SKIP."""
+    ON_EXCLUDED_SKIP: _OnExcluded.ValueType  # 1
+    """Recorded as skipped, `excluded`."""
+    ON_EXCLUDED_NEXT: _OnExcluded.ValueType  # 2
+    """Due at the next instant that is not excluded; its name stays. Of those that meet there, the
+    first 99 are occurrences of their own and the last one covers the rest.
+    """
+
+class OnExcluded(_OnExcluded, metaclass=_OnExcludedEnumTypeWrapper):
+    """What becomes of an occurrence whose nominal time is excluded by a calendar."""
+
+ON_EXCLUDED_UNSPECIFIED: OnExcluded.ValueType  # 0
+"""SKIP."""
+ON_EXCLUDED_SKIP: OnExcluded.ValueType  # 1
+"""Recorded as skipped, `excluded`."""
+ON_EXCLUDED_NEXT: OnExcluded.ValueType  # 2
+"""Due at the next instant that is not excluded; its name stays. Of those that meet there, the
+first 99 are occurrences of their own and the last one covers the rest.
+"""
+Global___OnExcluded: _TypeAlias = OnExcluded  # noqa: Y015
+
 class _OccurrenceOutcome:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -204,6 +232,8 @@ class _AuditFaultKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_AuditF
     """Decided under another version than the one that governed it."""
     AUDIT_FAULT_KIND_COUNT: _AuditFaultKind.ValueType  # 5
     """A range that counts other than what it holds."""
+    AUDIT_FAULT_KIND_EXCLUSION: _AuditFaultKind.ValueType  # 6
+    """Said to be excluded, or not, other than the calendars say."""
 
 class AuditFaultKind(_AuditFaultKind, metaclass=_AuditFaultKindEnumTypeWrapper): ...
 
@@ -218,6 +248,8 @@ AUDIT_FAULT_KIND_VERSION: AuditFaultKind.ValueType  # 4
 """Decided under another version than the one that governed it."""
 AUDIT_FAULT_KIND_COUNT: AuditFaultKind.ValueType  # 5
 """A range that counts other than what it holds."""
+AUDIT_FAULT_KIND_EXCLUSION: AuditFaultKind.ValueType  # 6
+"""Said to be excluded, or not, other than the calendars say."""
 Global___AuditFaultKind: _TypeAlias = AuditFaultKind  # noqa: Y015
 
 @_typing.final
@@ -282,6 +314,9 @@ class Job(_message.Message):
     MAX_CONCURRENT_PER_KEY_FIELD_NUMBER: _builtins.int
     DEAD_LETTER_COUNT_FIELD_NUMBER: _builtins.int
     WAITS_FOR_FIELD_NUMBER: _builtins.int
+    EXCLUSIONS_FIELD_NUMBER: _builtins.int
+    ON_EXCLUDED_FIELD_NUMBER: _builtins.int
+    EXCLUSION_NOTE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """`{namespace}/{job}`, each part `[a-z0-9][a-z0-9._-]{0,62}`; namespace `default` may be left out."""
     uid: _builtins.int
@@ -334,6 +369,12 @@ class Job(_message.Message):
     """Runs that are kept as FAILED: attempts used up, or an error that repeating cannot help. Out."""
     waits_for: _builtins.str
     """Why the oldest waiting run of the job waits, for people; from GetJob alone. Out."""
+    on_excluded: Global___OnExcluded.ValueType
+    """What becomes of an occurrence whose nominal time one of them excludes."""
+    exclusion_note: _builtins.str
+    """For people: the job waits for a change of a calendar to reach it, or nothing is left that its
+    calendars allow; else empty. Out.
+    """
     @_builtins.property
     def schedules(self) -> _containers.RepeatedCompositeFieldContainer[Global___Schedule]:
         """0..16; none: runs only when triggered. Times where several meet are one occurrence."""
@@ -401,6 +442,12 @@ class Job(_message.Message):
         1 s..31 days. A job with an `at` that is already later than that is refused.
         """
 
+    @_builtins.property
+    def exclusions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Exclusion calendars of the job's namespace, `{namespace}/{calendar}` or `{calendar}`; at most 8.
+        They must exist. See calendar.proto.
+        """
+
     def __init__(
         self,
         *,
@@ -442,10 +489,13 @@ class Job(_message.Message):
         max_concurrent_per_key: _builtins.int = ...,
         dead_letter_count: _builtins.int = ...,
         waits_for: _builtins.str = ...,
+        exclusions: _abc.Iterable[_builtins.str] | None = ...,
+        on_excluded: Global___OnExcluded.ValueType = ...,
+        exclusion_note: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_priority", b"_priority", "alert", b"alert", "attempt_timeout", b"attempt_timeout", "create_time", b"create_time", "jitter", b"jitter", "last_success_time", b"last_success_time", "lease_duration", b"lease_duration", "mark_time", b"mark_time", "misfire_grace", b"misfire_grace", "must_succeed_within", b"must_succeed_within", "next_fire_time", b"next_fire_time", "priority", b"priority", "retry_policy", b"retry_policy", "start_deadline", b"start_deadline", "update_time", b"update_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_priority", b"_priority", "active_run_count", b"active_run_count", "after", b"after", "alert", b"alert", "attempt_timeout", b"attempt_timeout", "catchup_limit", b"catchup_limit", "concurrency_key", b"concurrency_key", "content_type", b"content_type", "create_time", b"create_time", "dead_letter_count", b"dead_letter_count", "etag", b"etag", "finished", b"finished", "handler", b"handler", "jitter", b"jitter", "labels", b"labels", "last_success_time", b"last_success_time", "lease_duration", b"lease_duration", "mark_time", b"mark_time", "max_concurrent_per_key", b"max_concurrent_per_key", "max_concurrent_runs", b"max_concurrent_runs", "max_runs", b"max_runs", "misfire_grace", b"misfire_grace", "misfire_policy", b"misfire_policy", "must_succeed_within", b"must_succeed_within", "name", b"name", "next_fire_time", b"next_fire_time", "occurrence_run_count", b"occurrence_run_count", "overlap_policy", b"overlap_policy", "pause_note", b"pause_note", "paused", b"paused", "payload", b"payload", "priority", b"priority", "queue", b"queue", "retry_policy", b"retry_policy", "schedules", b"schedules", "start_deadline", b"start_deadline", "uid", b"uid", "update_time", b"update_time", "waits_for", b"waits_for"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_priority", b"_priority", "active_run_count", b"active_run_count", "after", b"after", "alert", b"alert", "attempt_timeout", b"attempt_timeout", "catchup_limit", b"catchup_limit", "concurrency_key", b"concurrency_key", "content_type", b"content_type", "create_time", b"create_time", "dead_letter_count", b"dead_letter_count", "etag", b"etag", "exclusion_note", b"exclusion_note", "exclusions", b"exclusions", "finished", b"finished", "handler", b"handler", "jitter", b"jitter", "labels", b"labels", "last_success_time", b"last_success_time", "lease_duration", b"lease_duration", "mark_time", b"mark_time", "max_concurrent_per_key", b"max_concurrent_per_key", "max_concurrent_runs", b"max_concurrent_runs", "max_runs", b"max_runs", "misfire_grace", b"misfire_grace", "misfire_policy", b"misfire_policy", "must_succeed_within", b"must_succeed_within", "name", b"name", "next_fire_time", b"next_fire_time", "occurrence_run_count", b"occurrence_run_count", "on_excluded", b"on_excluded", "overlap_policy", b"overlap_policy", "pause_note", b"pause_note", "paused", b"paused", "payload", b"payload", "priority", b"priority", "queue", b"queue", "retry_policy", b"retry_policy", "schedules", b"schedules", "start_deadline", b"start_deadline", "uid", b"uid", "update_time", b"update_time", "waits_for", b"waits_for"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__priority: _TypeAlias = _typing.Literal["priority"]  # noqa: Y015
     _WhichOneofArgType__priority: _TypeAlias = _typing.Literal["_priority", b"_priority"]  # noqa: Y015
@@ -1017,9 +1067,12 @@ class PreviewFireTimesRequest(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     AFTER_FIELD_NUMBER: _builtins.int
     COUNT_FIELD_NUMBER: _builtins.int
+    EXCLUSIONS_FIELD_NUMBER: _builtins.int
+    ON_EXCLUDED_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     count: _builtins.int
     """1..1000; default 5."""
+    on_excluded: Global___OnExcluded.ValueType
     @_builtins.property
     def schedules(self) -> _containers.RepeatedCompositeFieldContainer[Global___Schedule]:
         """Schedules to try; or none and `name`, the stored job to look at."""
@@ -1028,6 +1081,12 @@ class PreviewFireTimesRequest(_message.Message):
     def after(self) -> _timestamp_pb2.Timestamp:
         """Default: now."""
 
+    @_builtins.property
+    def exclusions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Calendars to try with `schedules`, and what to do; their namespace, where they are named without
+        one, is `default`.
+        """
+
     def __init__(
         self,
         *,
@@ -1035,10 +1094,12 @@ class PreviewFireTimesRequest(_message.Message):
         name: _builtins.str = ...,
         after: _timestamp_pb2.Timestamp | None = ...,
         count: _builtins.int = ...,
+        exclusions: _abc.Iterable[_builtins.str] | None = ...,
+        on_excluded: Global___OnExcluded.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["after", b"after"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "count", b"count", "name", b"name", "schedules", b"schedules"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "count", b"count", "exclusions", b"exclusions", "name", b"name", "on_excluded", b"on_excluded", "schedules", b"schedules"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1055,22 +1116,36 @@ class PreviewFireTimesResponse(_message.Message):
         TIME_FIELD_NUMBER: _builtins.int
         LOCAL_TIME_FIELD_NUMBER: _builtins.int
         DST_NOTE_FIELD_NUMBER: _builtins.int
+        EXCLUSION_NOTE_FIELD_NUMBER: _builtins.int
+        SKIPPED_FIELD_NUMBER: _builtins.int
+        MOVED_TO_TIME_FIELD_NUMBER: _builtins.int
         local_time: _builtins.str
         """`2027-03-14 03:00 EDT`, in the schedule's zone."""
         dst_note: _builtins.str
         """What the zone's clock change does to it, or empty."""
+        exclusion_note: _builtins.str
+        """It is excluded: which calendars say so and what becomes of it; else empty."""
+        skipped: _builtins.bool
+        """It is excluded and will not run."""
         @_builtins.property
         def time(self) -> _timestamp_pb2.Timestamp: ...
+        @_builtins.property
+        def moved_to_time(self) -> _timestamp_pb2.Timestamp:
+            """When it is due if it is moved; unset if it is not."""
+
         def __init__(
             self,
             *,
             time: _timestamp_pb2.Timestamp | None = ...,
             local_time: _builtins.str = ...,
             dst_note: _builtins.str = ...,
+            exclusion_note: _builtins.str = ...,
+            skipped: _builtins.bool = ...,
+            moved_to_time: _timestamp_pb2.Timestamp | None = ...,
         ) -> None: ...
-        _HasFieldArgType: _TypeAlias = _typing.Literal["time", b"time"]  # noqa: Y015
+        _HasFieldArgType: _TypeAlias = _typing.Literal["moved_to_time", b"moved_to_time", "time", b"time"]  # noqa: Y015
         def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["dst_note", b"dst_note", "local_time", b"local_time", "time", b"time"]  # noqa: Y015
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["dst_note", b"dst_note", "exclusion_note", b"exclusion_note", "local_time", b"local_time", "moved_to_time", b"moved_to_time", "skipped", b"skipped", "time", b"time"]  # noqa: Y015
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1198,7 +1273,7 @@ class OccurrenceRange(_message.Message):
     run: _builtins.str
     """The covering run, for COALESCED."""
     reason: _builtins.str
-    """`overlap`, `pause`, `deadline`, `max_runs`, `exclusion` or `misfire`, for SKIPPED and MISSED."""
+    """`overlap`, `pause`, `deadline`, `max_runs`, `excluded` or `misfire`, for SKIPPED and MISSED."""
     job_version: _builtins.int
     """Version of the definition that named these times."""
     log_index: _builtins.int

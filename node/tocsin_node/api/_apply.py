@@ -93,8 +93,10 @@ class Reader:
         )
         shape = job_pb2.Job()
         shape.CopyFrom(job)
-        for out in ("name", "etag", "payload"):
-            shape.ClearField(out)
+        shape.ClearField("etag")
+        shape.ClearField("payload")
+        if not shape.exclusions:  # which are named relative to the job's namespace
+            shape.ClearField("name")
         key = shape.SerializeToString(deterministic=True)
         spec = self._known.get(key)
         if spec is None:

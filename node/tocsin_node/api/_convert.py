@@ -5,6 +5,7 @@ from __future__ import annotations
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from tocsin.v1 import job_pb2, run_pb2
+from tocsin_node.api._exclusions import note_of
 from tocsin_node.core import lease as rules
 from tocsin_node.core.model import (
     FINAL_STATES,
@@ -17,6 +18,7 @@ from tocsin_node.core.model import (
     JobSpec,
     Lease,
     Misfire,
+    OnExcluded,
     Outcome,
     Overlap,
     Range,
@@ -42,6 +44,10 @@ MISFIRE = {
     Misfire.LATEST: job_pb2.MISFIRE_POLICY_LATEST,
     Misfire.ALL: job_pb2.MISFIRE_POLICY_ALL,
     Misfire.SKIP: job_pb2.MISFIRE_POLICY_SKIP,
+}
+ON_EXCLUDED = {
+    OnExcluded.SKIP: job_pb2.ON_EXCLUDED_SKIP,
+    OnExcluded.NEXT: job_pb2.ON_EXCLUDED_NEXT,
 }
 CONDITION = {
     Condition.SUCCESS: job_pb2.AFTER_CONDITION_SUCCESS,
@@ -112,6 +118,8 @@ def job(state: State, stored: Job) -> job_pb2.Job:
     if stored.watch is not None:
         _watch(proto, stored, stored.watch)
     proto.finished = stored.finished
+    if stored.spec.exclusions:
+        proto.exclusion_note = note_of(state, stored)
     proto.occurrence_run_count = stored.run_count
     proto.dead_letter_count = len(state.failed.get(stored.name, ()))
     proto.active_run_count = len(state.active.get(stored.name, ())) + len(
@@ -165,6 +173,9 @@ def definition(name: str, spec: JobSpec) -> job_pb2.Job:
     proto.misfire_grace.SetInParent()
     proto.jitter.FromMilliseconds(spec.jitter_ms)
     proto.must_succeed_within.FromMilliseconds(spec.must_succeed_within_ms)
+    if spec.exclusions:
+        proto.exclusions.extend(spec.exclusions)
+        proto.on_excluded = ON_EXCLUDED[spec.on_excluded]
     if spec.start_deadline_ms is not None:
         proto.start_deadline.FromMilliseconds(spec.start_deadline_ms)
     return proto

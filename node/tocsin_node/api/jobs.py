@@ -9,11 +9,9 @@ that of a node which has lost its office without having noticed.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 from bisect import bisect_left, bisect_right
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
 from typing import Any, cast
 
 from msgspec.structs import replace
@@ -22,6 +20,8 @@ from tocsin.v1 import job_pb2, job_pb2_grpc
 from tocsin_node import admission, planner
 from tocsin_node.admission import Faults, Refusal, refuse_field
 from tocsin_node.api import _apply, _convert, status
+from tocsin_node.api._deciding import REPLANS_MAX, Deciding, Known
+from tocsin_node.api._exclusions import excluded, what_is_left
 from tocsin_node.api._filters import job_filter
 from tocsin_node.api._forward import request_time_ms, timeout_s
 from tocsin_node.api._history import audit_page, explanation, local_time
@@ -37,36 +37,21 @@ from tocsin_node.api._pages import (
 from tocsin_node.core import calendars as calendar_rules
 from tocsin_node.core import command as commands
 from tocsin_node.core import dependants
-from tocsin_node.core.command import Command, Plan, RequestKey, digest
+from tocsin_node.core.command import Command, Plan, RequestKey
 from tocsin_node.core.ledger import Ledger
 from tocsin_node.core.model import Job, JobSpec, Run, Schedule, ScheduleKind, utc_name
-from tocsin_node.core.result import Reason
 from tocsin_node.explain import explain, instants_of
-from tocsin_node.replica import Changes, Refused, Replica
+from tocsin_node.replica import Changes, Replica
 from tocsin_node.schedule import Fire, describe, jitter_ms, preview, surprises
 
-REPLANS_MAX = 8  # of one change, while others change the same job
 SCAN_NAMES = 1_000  # names taken from the index at a time
 PREVIEW_COUNT_DEFAULT = 5
 PREVIEW_COUNT_MAX = 1_000
 RANGES_DEFAULT = 1_000
 RANGES_MAX = 10_000
 
-# Where another change of the same job came first; the plan is made again on what it left.
-_MOVED = frozenset({Reason.STALE_PLAN, Reason.JOB_EXISTS})
 
-
-@dataclass(frozen=True)
-class _Known:
-    """An answer for which nothing has to be written, if the state it came from is current."""
-
-    answer: Any
-
-
-Decide = Callable[[], Command | _Known]
-
-
-class JobService(job_pb2_grpc.JobServiceServicer):
+class JobService(Deciding, job_pb2_grpc.JobServiceServicer):
     """Serves from the replica of this node; which calls reach it, the edge decides."""
 
     def __init__(
@@ -77,7 +62,7 @@ class JobService(job_pb2_grpc.JobServiceServicer):
         waits_for: Callable[[Run], str] = lambda run: "",
         may_plan_zones: Callable[[], bool] = lambda: True,
     ) -> None:
-        self._replica = replica
+        super().__init__(replica)
         self._may_plan_zones = may_plan_zones
         self._waits_for = waits_for  # why a run waits, from the leader's memory
         self._slices = slices
@@ -104,14 +89,15 @@ class JobService(job_pb2_grpc.JobServiceServicer):
         key = self._key("CreateJob", request.request_id, faults, name, spec)
         faults.refuse_if_any()
 
-        def decide() -> Command | _Known:
+        def decide() -> Command | Known:
             if self._repeated(key) is None:
                 if self._replica.state.job(name) is not None:
                     raise _job_exists(name)
                 self._refuse_cycle(name, spec, None)
+                self._with_calendars(spec)
                 _refuse_past_deadlines(name, spec, self._replica.clock.now_ms())
                 if request.validate_only:
-                    return _Known(_convert.definition(name, spec))
+                    return Known(_convert.definition(name, spec))
             return self._create(key, name, spec)
 
         job = await self._change(decide, context)
@@ -129,31 +115,33 @@ class JobService(job_pb2_grpc.JobServiceServicer):
         )
         faults.refuse_if_any()
 
-        def decide() -> Command | _Known:
+        def decide() -> Command | Known:
             index = self._repeated(key)
             job = self._replica.state.job(name)
             if index is not None:
                 if job is None:
                     raise _no_job(name)
-                return _Known(self._updated(job, created=job.uid == index, changed=True))
+                return Known(self._updated(job, created=job.uid == index, changed=True))
             if job is None:
                 if not request.allow_missing or etag:
                     raise _no_job(name)
                 self._refuse_cycle(name, spec, None)
+                self._with_calendars(spec)
                 _refuse_past_deadlines(name, spec, self._replica.clock.now_ms())
                 if request.validate_only:
                     proposed = _convert.definition(name, spec)
-                    return _Known(
+                    return Known(
                         job_pb2.UpdateJobResponse(job=proposed, created=True, changed=True)
                     )
                 return self._create(key, name, spec)
             _check_etag(job, etag)
             if _asks_for(job.spec, spec):
-                return _Known(self._updated(job, created=False, changed=False))
+                return Known(self._updated(job, created=False, changed=False))
             self._refuse_cycle(name, spec, job.spec)
+            self._with_calendars(spec)
             if request.validate_only:
                 proposed = _convert.definition(name, spec)
-                return _Known(job_pb2.UpdateJobResponse(job=proposed, changed=True))
+                return Known(job_pb2.UpdateJobResponse(job=proposed, changed=True))
             return self._update(key, job, spec)
 
         changed = await self._change(decide, context, name=name)
@@ -232,11 +220,11 @@ class JobService(job_pb2_grpc.JobServiceServicer):
         key = self._key("PauseJob", request.request_id, faults, name, note)
         faults.refuse_if_any()
 
-        def decide() -> Command | _Known:
+        def decide() -> Command | Known:
             repeated = self._repeated(key) is not None
             job = self._present(name)
             if job.paused and (job.pause_note == note or repeated):
-                return _Known(job)
+                return Known(job)
             if job.paused:
                 # The mark stands still: what the pause has passed over is decided on resuming.
                 plan = Plan(job.mark_time_ms, job.next_time_ms, job.due_time_ms)
@@ -260,11 +248,11 @@ class JobService(job_pb2_grpc.JobServiceServicer):
         key = self._key("ResumeJob", request.request_id, faults, name)
         faults.refuse_if_any()
 
-        def decide() -> Command | _Known:
+        def decide() -> Command | Known:
             self._repeated(key)
             job = self._present(name)
             if not job.paused:
-                return _Known(job)
+                return Known(job)
             calendars = self._replica.state.calendars_of(job.spec)
             decisions, plan = planner.resume(job, self._planning_ms(job.spec), calendars)
             return commands.ResumeJob(
@@ -295,50 +283,6 @@ class JobService(job_pb2_grpc.JobServiceServicer):
             gone = f"{name}/manual-{request.request_id}"
             raise Refusal("RUN_NOT_FOUND", f"run {gone} is no longer kept", detail={"run": gone})
         return job_pb2.TriggerJobResponse(run=_convert.run(self._replica.state, run))
-
-    async def _change(self, decide: Decide, context: Any, *, name: str = "") -> Any:
-        """Decides and proposes, again while others change the same job; then what it yielded.
-
-        A job that is given by its name and waits for a wide change is reached by that one first.
-
-        A refusal, and an answer without a command, count only if the state is known to be current.
-        """
-        is_current = False
-        for attempt in range(REPLANS_MAX):
-            if name:
-                await self._reach(name, context)
-            try:
-                decided = decide()
-            except planner.Backlog as behind:
-                raise Refusal("OVERLOADED", f"{behind}; try again in a moment") from None
-            except Refusal:
-                if is_current:
-                    raise
-                decided = None
-            if isinstance(decided, Command):
-                try:
-                    applied = await self._replica.execute(decided, timeout=timeout_s(context))
-                except Refused as refused:
-                    if refused.rejected.reason not in _MOVED or attempt + 1 == REPLANS_MAX:
-                        raise
-                    continue
-                return applied.value
-            if decided is not None and is_current:
-                return decided.answer
-            await self._replica.engine.read_barrier(timeout=timeout_s(context))
-            is_current = True
-        raise Refusal("STALE_PLAN", "the job changes too often to be changed now; try again")
-
-    async def _reach(self, name: str, context: Any) -> None:
-        """Takes the steps of wide changes that the job still waits for."""
-        state = self._replica.state
-        for _ in range(REPLANS_MAX):
-            job = state.job(name) if state.wide_active else None
-            step = planner.replan(state, job, self._replica.clock.now_ms()) if job else None
-            if step is None:
-                return
-            with contextlib.suppress(Refused):  # somebody else came first: look again
-                await self._replica.execute(step, timeout=timeout_s(context))
 
     def _create(self, key: RequestKey, name: str, spec: JobSpec) -> commands.CreateJob:
         planned = self._with_calendars(spec)
@@ -400,26 +344,6 @@ class JobService(job_pb2_grpc.JobServiceServicer):
         rejected = dependants.refusal(self._replica.state, name, spec, before)
         if rejected is not None:
             raise status.of_rejected(rejected)
-
-    def _key(self, method: str, request_id: str, faults: Faults, *body: object) -> RequestKey:
-        admission.request_id(request_id, faults)
-        # A caller's clock that is ahead must not make its requests newer than they can be.
-        sent_ms = min(request_time_ms(), self._replica.clock.now_ms())
-        return RequestKey(request_id, digest(method, *body), sent_ms)
-
-    def _repeated(self, key: RequestKey) -> int | None:
-        """Log index of this very request, if it was accepted before.
-
-        Raises:
-            Refusal: REQUEST_ID_REUSED, another request had its id.
-        """
-        known = self._replica.state.requests.get(key.id)
-        if known is None:
-            return None
-        if known.digest != key.digest:
-            message = f"request id {key.id} was used for another request"
-            raise Refusal("REQUEST_ID_REUSED", message, detail={"subject": known.subject})
-        return known.index
 
     def _present(self, name: str) -> Job:
         job = self._replica.state.job(name)
@@ -509,6 +433,14 @@ class JobService(job_pb2_grpc.JobServiceServicer):
         name = admission.job_name(request.name, "name", faults) if request.name else ""
         if bool(name) == bool(request.schedules) and not faults.found:
             faults.add("schedules", "give either schedules to try or the name of a stored job")
+        if name and (request.exclusions or request.on_excluded):
+            faults.add("exclusions", "got calendars beside a stored job, which has its own")
+        exclusions = admission.exclusions(
+            request.exclusions, "", "exclusions", faults, strict=False
+        )
+        policy = admission.on_excluded(
+            request.on_excluded, request.exclusions, "on_excluded", faults
+        )
         now_ms = self._replica.clock.now_ms()
         after_ms = now_ms
         if request.HasField("after"):
@@ -517,18 +449,41 @@ class JobService(job_pb2_grpc.JobServiceServicer):
         if not 1 <= count <= PREVIEW_COUNT_MAX:
             faults.expected("count", request.count, f"1 to {PREVIEW_COUNT_MAX}")
         faults.refuse_if_any()
+        state = self._replica.state
         anchor_ms = now_ms
-        if name:
+        if name or exclusions:
             await self._fresh(False, context)
-            job = self._present(name)
-            tried, anchor_ms = job.spec.schedules, job.anchor_time_ms
+        if name:
+            spec = self._present(name).spec
+            tried, anchor_ms = spec.schedules, self._present(name).anchor_time_ms
+            exclusions, policy = spec.exclusions, spec.on_excluded
+        for calendar in exclusions:
+            if calendar not in state.calendars:
+                raise status.of_rejected(calendar_rules.not_found(calendar))
+        calendars = tuple(state.calendars[each].spec for each in exclusions)
         response = job_pb2.PreviewFireTimesResponse()
         for fire in await self._fires(tried, after_ms, count, anchor_ms):
             proto = response.fires.add(local_time=fire.local_time, dst_note=fire.dst_note)
             _convert.put_time(proto.time, fire.time_ms)
+            found = excluded(exclusions, calendars, policy, fire.time_ms)
+            if found is not None:
+                proto.exclusion_note, proto.skipped = found.note, found.moved_to_ms is None
+                _convert.put_time(proto.moved_to_time, found.moved_to_ms)
         for schedule in tried:
             response.descriptions.append(describe(schedule))
             response.warnings.extend(surprises(schedule))
+        if response.fires and all(fire.skipped for fire in response.fires):
+            last_ms = response.fires[-1].time.ToMilliseconds()
+            response.warnings.append(
+                what_is_left(
+                    tried,
+                    anchor_ms=anchor_ms,
+                    names=exclusions,
+                    calendars=calendars,
+                    policy=policy,
+                    after_ms=last_ms,
+                )
+            )
         return response
 
     async def _fires(
@@ -665,11 +620,6 @@ class JobService(job_pb2_grpc.JobServiceServicer):
                 story = dataclasses.replace(story, steps=(note, *story.steps))
             response.explanations.append(explanation(story))
         return response
-
-    async def _fresh(self, stale_ok: bool, context: Any) -> None:
-        """Waits until the local state holds every write acknowledged before the call."""
-        if not stale_ok:
-            await self._replica.engine.read_barrier(timeout=timeout_s(context))
 
 
 def _live(changed: object, name: str) -> Job:

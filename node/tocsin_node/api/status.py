@@ -138,6 +138,7 @@ ANSWERS: Mapping[str, Answer] = {
     "RUN_LAPSED": Answer(_Code.FAILED_PRECONDITION, _nothing),
     "QUEUE_NOT_FOUND": Answer(_Code.NOT_FOUND, _resource("Queue")),
     "CALENDAR_NOT_FOUND": Answer(_Code.NOT_FOUND, _resource("Calendar")),
+    "CALENDAR_EXISTS": Answer(_Code.ALREADY_EXISTS, _resource("Calendar")),
     "CALENDAR_IN_USE": Answer(_Code.FAILED_PRECONDITION, _nothing),
     "WIDE_CHANGE_IN_PROGRESS": Answer(_Code.ABORTED, _retry_after(OVERLOAD_RETRY_MS)),
     "DEADLINE_PASSED": Answer(_Code.FAILED_PRECONDITION, _nothing),

@@ -23,7 +23,7 @@ from tocsin_node.core.command import AdvanceWide, Command, EndWide
 from tocsin_node.core.model import WideChange, WideKind
 from tocsin_node.core.result import Reason, Rejected
 from tocsin_node.core.state import State
-from tocsin_node.leader.wake import RETRY_MS, Wake, repeat
+from tocsin_node.leader.wake import RETRY_MS, SLEEP_MS_MAX, Wake, repeat
 from tocsin_node.replica import Changes, Replica
 
 PIECE_MAX = 500  # names that one piece deals with
@@ -56,10 +56,18 @@ class Walk:
 
 
 class Wide:
-    """The wide changes of one replica while its node leads, the oldest first."""
+    """The wide changes of one replica while its node leads, the oldest first.
 
-    def __init__(self, replica: Replica) -> None:
+    Args:
+        may_plan_zones: whether this node's time zone database is as new as the cluster's; one that
+            is not plans nothing.
+    """
+
+    def __init__(
+        self, replica: Replica, *, may_plan_zones: Callable[[], bool] = lambda: True
+    ) -> None:
         self._replica = replica
+        self._may_plan_zones = may_plan_zones
         self._wake = Wake()
         self._loop: asyncio.Task[None] | None = None
         replica.subscribe(self._on_changes)
@@ -86,6 +94,9 @@ class Wide:
         change = next(iter(self._replica.state.wide_active.values()), None)
         if change is None:
             await self._wake.wait(None)
+            return
+        if not self._replica.clock.is_known or not self._may_plan_zones():
+            await self._wake.wait(SLEEP_MS_MAX)
             return
         names = await self._next_names(change)
         if not names:

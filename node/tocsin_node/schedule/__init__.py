@@ -17,11 +17,18 @@ from tocsin_node.schedule.errors import BadSchedule
 from tocsin_node.schedule.exclusion import (
     CalendarRules,
     Exclusion,
+    clock_text,
     exclusion_of,
     validate_calendar,
 )
 from tocsin_node.schedule.fires import FOLD_RULES, GAP_RULES, next_fires
-from tocsin_node.schedule.timetable import ScheduleSpec, Timetable, jitter_ms, validate_schedule
+from tocsin_node.schedule.timetable import (
+    ScheduleSpec,
+    Timetable,
+    jitter_ms,
+    local_text,
+    validate_schedule,
+)
 from tocsin_node.schedule.words import Fire, describe, preview, surprises
 from tocsin_node.schedule.zone import load_zone, tzdata_version, use_packaged_zones
 
@@ -35,10 +42,12 @@ __all__ = [
     "Fire",
     "ScheduleSpec",
     "Timetable",
+    "clock_text",
     "describe",
     "exclusion_of",
     "jitter_ms",
     "load_zone",
+    "local_text",
     "next_fires",
     "parse_cron",
     "preview",
