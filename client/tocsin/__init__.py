@@ -4,6 +4,17 @@ The public surface of the client; nothing else is promised. `Client` and `AsyncC
 follow jobs, `Worker` runs them, the rest are the values and exceptions that they use.
 """
 
+from tocsin.calendar import (
+    Calendar,
+    CalendarApplied,
+    CalendarDates,
+    CalendarPreview,
+    CalendarStretch,
+    CalendarWindow,
+    OnExcluded,
+    Weekday,
+    WideChangeProgress,
+)
 from tocsin.client import AsyncClient, Client
 from tocsin.context import Context, current
 from tocsin.errors import (
@@ -85,6 +96,12 @@ __all__ = [
     "AuditFault",
     "AuditFaultKind",
     "Backup",
+    "Calendar",
+    "CalendarApplied",
+    "CalendarDates",
+    "CalendarPreview",
+    "CalendarStretch",
+    "CalendarWindow",
     "Cancelled",
     "Client",
     "ClusterStatus",
@@ -119,6 +136,7 @@ __all__ = [
     "NotFound",
     "OccurrenceOutcome",
     "OccurrenceRange",
+    "OnExcluded",
     "OutcomeUnknown",
     "OverlapPolicy",
     "Overloaded",
@@ -137,6 +155,8 @@ __all__ = [
     "TimedOut",
     "TocsinError",
     "Unavailable",
+    "Weekday",
+    "WideChangeProgress",
     "Worker",
     "WorkerInfo",
     "current",

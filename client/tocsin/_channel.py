@@ -30,6 +30,7 @@ from tocsin import _retry
 from tocsin._retry import Again, Failure, Retry
 from tocsin.errors import ApiError, ConfigError
 from tocsin.v1 import (
+    calendar_pb2_grpc,
     cluster_pb2_grpc,
     fence_pb2_grpc,
     job_pb2_grpc,
@@ -139,6 +140,9 @@ class Stubs:
         self.runs: run_pb2_grpc.RunServiceAsyncStub = run_pb2_grpc.RunServiceStub(channel)
         self.workers: worker_pb2_grpc.WorkerServiceAsyncStub = worker_pb2_grpc.WorkerServiceStub(
             channel
+        )
+        self.calendars: calendar_pb2_grpc.CalendarServiceAsyncStub = (
+            calendar_pb2_grpc.CalendarServiceStub(channel)
         )
         self.fences: fence_pb2_grpc.FenceServiceAsyncStub = fence_pb2_grpc.FenceServiceStub(channel)
         self.cluster: cluster_pb2_grpc.ClusterServiceAsyncStub = (

@@ -15,6 +15,7 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 from google.rpc import error_details_pb2, status_pb2
 
+from tocsin.calendar import OnExcluded
 from tocsin.schedule import At, Cron, DstFold, DstGap, Every, Schedule, instant
 from tocsin.types import (
     After,
@@ -110,6 +111,8 @@ def to_job(job: Job) -> job_pb2.Job:
         max_concurrent_runs=job.max_concurrent_runs,
         concurrency_key=job.concurrency_key,
         max_concurrent_per_key=job.max_concurrent_per_key,
+        exclusions=job.exclusions,
+        on_excluded=to_on_excluded(job.on_excluded),
     )
     if job.retry_policy is not None:
         message.retry_policy.CopyFrom(_to_retry_policy(job.retry_policy))
@@ -179,7 +182,14 @@ def from_job(message: job_pb2.Job) -> Job:
         max_concurrent_per_key=message.max_concurrent_per_key,
         dead_letter_count=message.dead_letter_count,
         waits_for=message.waits_for,
+        exclusions=tuple(message.exclusions),
+        on_excluded=_from_enum(job_pb2.OnExcluded, message.on_excluded, OnExcluded),
+        exclusion_note=message.exclusion_note,
     )
+
+
+def to_on_excluded(value: OnExcluded) -> Any:
+    return _to_enum(job_pb2.OnExcluded, value)
 
 
 def to_schedule(schedule: Schedule) -> job_pb2.Schedule:
@@ -280,6 +290,9 @@ def from_preview(message: job_pb2.PreviewFireTimesResponse) -> Preview:
                 time=from_timestamp(fire.time),
                 local_time=fire.local_time,
                 dst_note=fire.dst_note,
+                exclusion_note=fire.exclusion_note,
+                skipped=fire.skipped,
+                moved_to_time=optional_time(fire, "moved_to_time"),
             )
             for fire in message.fires
         ),

@@ -23,8 +23,10 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from tocsin import _backup, _convert
+from tocsin._calendars import AsyncCalendars, Calendars
 from tocsin._channel import Pool, quiet_poller, resolve
 from tocsin._retry import new_request_id
+from tocsin.calendar import OnExcluded
 from tocsin.errors import RevisionCompacted
 from tocsin.schedule import At, Cron, Every, Schedule
 from tocsin.types import (
@@ -57,7 +59,7 @@ _T = TypeVar("_T")
 Endpoints = str | Path | Sequence[str] | None
 
 
-class AsyncClient:
+class AsyncClient(AsyncCalendars):
     """A client for code that runs in an event loop; `async with` closes its connections.
 
     Args:
@@ -244,9 +246,19 @@ class AsyncClient:
         *,
         after: datetime | None = None,
         count: int = 5,
+        exclusions: Sequence[str] = (),
+        on_excluded: OnExcluded | str = OnExcluded.DEFAULT,
     ) -> Preview:
-        """The next nominal times of a stored job (by name), or of schedules that are not stored."""
-        request = job_pb2.PreviewFireTimesRequest(count=count)
+        """The next nominal times of a stored job (by name), or of schedules that are not stored.
+
+        Args:
+            exclusions, on_excluded: calendars to try with schedules; a stored job has its own.
+        """
+        request = job_pb2.PreviewFireTimesRequest(
+            count=count,
+            exclusions=exclusions,
+            on_excluded=_convert.to_on_excluded(OnExcluded(on_excluded)),
+        )
         if isinstance(what, str):
             request.name = what
         else:
@@ -552,7 +564,7 @@ class AsyncClient:
         return _convert.from_timestamp(response.cluster_time)
 
 
-class Client:
+class Client(Calendars):
     """The same for code without an event loop; usable from any thread; `with` closes it.
 
     Arguments, methods and errors are those of AsyncClient. The work happens on one background
@@ -648,9 +660,15 @@ class Client:
         *,
         after: datetime | None = None,
         count: int = 5,
+        exclusions: Sequence[str] = (),
+        on_excluded: OnExcluded | str = OnExcluded.DEFAULT,
     ) -> Preview:
         """As AsyncClient.preview."""
-        return self._portal.run(self._async.preview(what, after=after, count=count))
+        return self._portal.run(
+            self._async.preview(
+                what, after=after, count=count, exclusions=exclusions, on_excluded=on_excluded
+            )
+        )
 
     def list_occurrences(
         self,

@@ -231,6 +231,7 @@ class Draining(ControlFlow):
 
 
 _BY_REASON: Mapping[str, type[ApiError]] = {
+    "CALENDAR_EXISTS": AlreadyExists,
     "CHANGE_IN_PROGRESS": FailedPrecondition,
     "ETAG_MISMATCH": Conflict,
     "FENCED": Fenced,

@@ -14,6 +14,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from tocsin.calendar import OnExcluded
 from tocsin.schedule import Schedule
 
 __all__ = [
@@ -131,6 +132,7 @@ class AuditFaultKind(enum.StrEnum):
     REPEATED = "REPEATED"
     VERSION = "VERSION"
     COUNT = "COUNT"
+    EXCLUSION = "EXCLUSION"
 
 
 class NodeRole(enum.StrEnum):
@@ -199,6 +201,9 @@ class Job:
         concurrency_key: runs of all jobs of the namespace that name the same key are counted
             together.
         max_concurrent_per_key: runs with the key that may be held at once; 0: one.
+        exclusions: calendars of the job's namespace; at times that they exclude it does not run.
+        on_excluded: whether such an occurrence is skipped, or due at the next allowed instant.
+        exclusion_note: out; why its calendars, or a change of them, keep it from firing.
         dead_letter_count: out; runs that are kept as FAILED.
         waits_for: out, from `get_job` alone: why the oldest waiting run waits.
         uid, etag, paused, pause_note, next_fire_time, create_time, update_time, mark_time,
@@ -231,6 +236,9 @@ class Job:
     max_concurrent_runs: int = 0
     concurrency_key: str = ""
     max_concurrent_per_key: int = 0
+    exclusions: Sequence[str] = ()
+    on_excluded: OnExcluded = OnExcluded.DEFAULT
+    exclusion_note: str = ""
     dead_letter_count: int = 0
     waits_for: str = ""
     uid: int = 0
@@ -249,6 +257,7 @@ class Job:
         # Policies may be written as plain text; a name that there is none of is a ValueError.
         object.__setattr__(self, "overlap_policy", OverlapPolicy(self.overlap_policy))
         object.__setattr__(self, "misfire_policy", MisfirePolicy(self.misfire_policy))
+        object.__setattr__(self, "on_excluded", OnExcluded(self.on_excluded))
         after = tuple(After(each) if isinstance(each, str) else each for each in self.after)
         object.__setattr__(self, "after", after)
 
@@ -385,11 +394,20 @@ class JobResult(ItemResult):
 
 @dataclass(frozen=True, kw_only=True)
 class Fire:
-    """A nominal time: the instant, how it reads in its zone, and what a clock change does to it."""
+    """A nominal time: the instant, how it reads in its zone, and what a clock change does to it.
+
+    Attributes:
+        exclusion_note: which calendars exclude it and what becomes of it, or empty.
+        skipped: it is excluded and will not run.
+        moved_to_time: when it is due if it is moved.
+    """
 
     time: datetime
     local_time: str
     dst_note: str
+    exclusion_note: str = ""
+    skipped: bool = False
+    moved_to_time: datetime | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

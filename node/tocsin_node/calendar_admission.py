@@ -62,8 +62,8 @@ def _window(window: calendar_pb2.CalendarWindow, field: str, faults: Faults) -> 
             faults.expected(f"{field}.weekdays[{number}]", weekday, "a day of the week")
         else:
             weekdays |= 1 << _WEEKDAYS[weekday]
-    from_s = _second_of_day(getattr(window, "from") or "00:00", f"{field}.from", faults)
-    to_s = _second_of_day(window.to or "24:00", f"{field}.to", faults)
+    from_s = _second_of_day(window.start or "00:00", f"{field}.start", faults)
+    to_s = _second_of_day(window.end or "24:00", f"{field}.end", faults)
     return Window(weekdays, from_s, to_s)
 
 

@@ -76,6 +76,7 @@ class Stubs:
     """One node, as a client of its own channel sees it."""
 
     def __init__(self, address: str) -> None:
+        self.address = address
         self.channel = grpc.aio.insecure_channel(address)
         self.jobs: Any = job_pb2_grpc.JobServiceStub(self.channel)
         self.runs: Any = run_pb2_grpc.RunServiceStub(self.channel)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
 import grpc
 import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
 
+import tocsin
 from tests.api.conftest import DEADLINE_S, Cluster, Stubs, create, job, refusal, rid
 from tocsin.v1 import calendar_pb2 as pb
 from tocsin.v1 import job_pb2
@@ -58,7 +59,7 @@ async def test_a_calendar_is_stored_with_its_defaults_written_out(one: Stubs) ->
     asked = pb.Calendar(
         name="days",
         dates=[pb.CalendarDates(first="2026-12-25")],
-        windows=[pb.CalendarWindow(weekdays=[SUN, SAT], to="06:00")],
+        windows=[pb.CalendarWindow(weekdays=[SUN, SAT], end="06:00")],
         crons=["* 12 * * *"],
         description="holidays",
     )
@@ -68,7 +69,7 @@ async def test_a_calendar_is_stored_with_its_defaults_written_out(one: Stubs) ->
     assert (stored.name, stored.time_zone) == ("default/days", "UTC")
     assert list(stored.dates) == [pb.CalendarDates(first="2026-12-25", last="2026-12-25")]
     (window,) = stored.windows
-    assert window == pb.CalendarWindow(weekdays=[SUN, SAT], **{"from": "00:00", "to": "06:00"})
+    assert window == pb.CalendarWindow(weekdays=[SUN, SAT], start="00:00", end="06:00")
     assert stored.uid == stored.etag > 0
     again = (await one.calendars.CreateCalendar(request)).calendar
     assert again == stored, "the same request"
@@ -122,8 +123,8 @@ async def test_an_update_says_what_it_did_and_keeps_to_the_etag(one: Stubs) -> N
             "calendar.dates[0]",
         ),
         (
-            pb.Calendar(name="days", windows=[pb.CalendarWindow(weekdays=[SAT], to="24:01")]),
-            "calendar.windows[0].to",
+            pb.Calendar(name="days", windows=[pb.CalendarWindow(weekdays=[SAT], end="24:01")]),
+            "calendar.windows[0].end",
         ),
         (pb.Calendar(name="days", windows=[pb.CalendarWindow()]), "calendar.windows[0]"),
         (pb.Calendar(name="days", crons=["* * * * *", "nonsense"]), "calendar.crons[1]"),
@@ -290,3 +291,47 @@ async def test_a_calendar_to_try_need_not_be_stored(one: Stubs) -> None:
     ):
         refused = await refusal(one.calendars.PreviewCalendar(bad))
         assert refused.code is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_the_client_library_does_all_of_it(one: Stubs) -> None:
+    address = one.address
+    async with tocsin.AsyncClient([address]) as client:
+        wanted = tocsin.Calendar(
+            name="days",
+            time_zone="Europe/Berlin",
+            dates=[tocsin.CalendarDates(date(2026, 12, 25))],
+            windows=[tocsin.CalendarWindow(["SATURDAY", tocsin.Weekday.SUNDAY])],
+            crons=["0 12 * * *"],
+            description="holidays",
+        )
+        applied = await client.apply_calendar(wanted)
+        assert (applied.created, applied.changed) == (True, True)
+        stored = await client.get_calendar("days")
+        assert stored == applied.calendar
+        assert not (await client.apply_calendar(stored)).changed, "what was read, sent back"
+        with pytest.raises(tocsin.AlreadyExists):
+            await client.create_calendar(wanted)
+        made = await client.create_job(
+            tocsin.Job(
+                name="report",
+                handler="h",
+                schedules=[tocsin.Cron("30 2 * * *")],
+                exclusions=["days"],
+                on_excluded="NEXT",  # type: ignore[arg-type]
+            )
+        )
+        assert (list(made.exclusions), made.on_excluded) == (["default/days"], "NEXT")
+        with pytest.raises(tocsin.FailedPrecondition):
+            await client.delete_calendar("days")
+        shown = await client.preview(
+            "report", after=datetime(2026, 12, 24, 12, tzinfo=UTC), count=1
+        )
+        (fire,) = shown.fires
+        assert fire.moved_to_time == datetime(2026, 12, 27, 23, tzinfo=UTC)
+        stretches = (await client.preview_calendar("days", count=3)).stretches
+        assert len(stretches) == 3
+        assert [one.name async for one in client.list_calendars()] == ["default/days"]
+        await client.delete_job("report")
+        await client.delete_calendar("days")
+        with pytest.raises(tocsin.NotFound):
+            await client.get_calendar("days")

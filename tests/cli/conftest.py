@@ -12,6 +12,13 @@ import pytest
 from click.testing import CliRunner, Result
 
 from tocsin import types
+from tocsin.calendar import (
+    Calendar,
+    CalendarApplied,
+    CalendarPreview,
+    CalendarStretch,
+    WideChangeProgress,
+)
 from tocsin.cli import cli
 from tocsin.cli._options import Settings
 from tocsin.errors import InvalidArgument, NotFound, Unavailable
@@ -109,6 +116,14 @@ def make_status(node_id: str, leader_id: str, *, term: int = 3) -> ClusterStatus
     )
 
 
+def progress(*, done: int, total: int = 3) -> WideChangeProgress:
+    """How far a change of a calendar has come; it is over when it has reached all."""
+    end_time = NOON if done >= total else None
+    return WideChangeProgress(
+        id=9, total_count=total, done_count=done, begin_time=NOON, end_time=end_time
+    )
+
+
 @dataclass
 class FakeClient:
     """Keeps jobs and runs in memory. `error`, if set, is raised by every call instead."""
@@ -121,6 +136,7 @@ class FakeClient:
     audits: list[types.JobAudit] = field(default_factory=list)
     stories: list[types.Explanation] = field(default_factory=list)
     fences: dict[str, types.Fence] = field(default_factory=dict)
+    calendars: dict[str, Calendar] = field(default_factory=dict)
     statuses: dict[str, ClusterStatus] = field(default_factory=dict)
     nodes: dict[str, str] = field(
         default_factory=lambda: {f"n{i}": f"127.0.0.1:71{i}2" for i in (1, 2, 3)}
@@ -195,10 +211,15 @@ class FakeClient:
         self._note("trigger", name, payload=payload, request_id=request_id)
         return make_run(f"{self._full(name)}/manual-{request_id}", state=RunState.PENDING)
 
-    def preview(self, what: Any, *, after: datetime | None = None, count: int = 5) -> types.Preview:
-        self._note("preview", what, after=after, count=count)
+    def preview(
+        self, what: Any, *, after: datetime | None = None, count: int = 5, **calendars: Any
+    ) -> types.Preview:
+        self._note("preview", what, after=after, count=count, **calendars)
         fire = types.Fire(
-            time=NOON, local_time="2026-11-29 13:00 CET", dst_note="02:30 does not exist"
+            time=NOON,
+            local_time="2026-11-29 13:00 CET",
+            dst_note="02:30 does not exist",
+            exclusion_note="excluded by default/days: moved" if calendars else "",
         )
         return types.Preview(fires=(fire,), descriptions=("at noon",), warnings=("odd",))
 
@@ -260,6 +281,39 @@ class FakeClient:
         return types.Fence(
             resource=resource, highest_token=token, run=run, update_time=NOON, end_time=NOON
         )
+
+    def apply_calendar(self, calendar: Calendar, *, validate_only: bool = False) -> CalendarApplied:
+        self._note("apply_calendar", calendar, validate_only=validate_only)
+        old = self.calendars.get(self._full(calendar.name))
+        change = None if old is None else progress(done=1)
+        stored = replace(calendar, name=self._full(calendar.name), uid=7, etag=9, change=change)
+        if not validate_only:
+            self.calendars[stored.name] = stored
+        return CalendarApplied(calendar=stored, created=old is None, changed=old != stored)
+
+    def get_calendar(self, name: str) -> Calendar:
+        self._note("get_calendar", name)
+        found = self.calendars[self._full(name)]
+        if found.change is not None:  # it goes on with each look
+            done = found.change.done_count + 1
+            self.calendars[self._full(name)] = replace(found, change=progress(done=done))
+        return found
+
+    def list_calendars(self, parent: str = "") -> list[Calendar]:
+        self._note("list_calendars", parent)
+        return list(self.calendars.values())
+
+    def delete_calendar(self, name: str) -> None:
+        self._note("delete_calendar", name)
+
+    def preview_calendar(
+        self, what: str | Calendar, *, after: datetime | None = None, count: int = 5
+    ) -> CalendarPreview:
+        self._note("preview_calendar", what, after=after, count=count)
+        last = CalendarStretch(
+            from_time=NOON, to_time=None, local_from="noon", local_to="", rules=("cron * * * * *",)
+        )
+        return CalendarPreview(stretches=(last,), warnings=("nothing is left",))
 
     def list_workers(self) -> list[types.WorkerInfo]:
         self._note("list_workers")

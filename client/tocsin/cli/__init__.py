@@ -24,6 +24,7 @@ from tocsin.cli._options import global_options
 # that help and completion import none of them.
 _COMMANDS = {
     "job": ("job", "Define jobs, and see when they fire."),
+    "calendar": ("calendar", "Keep jobs from running on holidays, at night, ..."),
     "run": ("run", "See, watch, wait for and cancel runs."),
     "worker": ("worker", "Run shell commands for the cluster; list workers."),
     "fence": ("fence", "Keep older attempts away from what they must not touch."),

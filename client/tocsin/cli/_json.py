@@ -12,11 +12,17 @@ from typing import Any
 from google.protobuf import json_format
 from google.protobuf.message import Message
 
-from tocsin import types
+from tocsin import calendar, types
 from tocsin.schedule import At, Cron, Every
-from tocsin.v1 import cluster_pb2, fence_pb2, job_pb2, run_pb2, worker_pb2
+from tocsin.v1 import calendar_pb2, cluster_pb2, fence_pb2, job_pb2, run_pb2, worker_pb2
 
 MESSAGES: dict[type[object], type[Message]] = {
+    calendar.Calendar: calendar_pb2.Calendar,
+    calendar.CalendarDates: calendar_pb2.CalendarDates,
+    calendar.CalendarPreview: calendar_pb2.PreviewCalendarResponse,
+    calendar.CalendarStretch: calendar_pb2.PreviewCalendarResponse.Stretch,
+    calendar.CalendarWindow: calendar_pb2.CalendarWindow,
+    calendar.WideChangeProgress: calendar_pb2.WideChangeProgress,
     types.After: job_pb2.After,
     types.Attempt: run_pb2.Attempt,
     types.AttemptError: run_pb2.AttemptError,
@@ -81,6 +87,8 @@ def _set(message: Message, field: Any, value: Any) -> None:
         target.FromTimedelta(value)
     elif field.message_type is not None:
         target.CopyFrom(_filled(value))
+    elif _is_repeated(field) and field.enum_type is not None:
+        target.extend(_enum_number(field.enum_type, item) for item in value)
     elif _is_repeated(field):
         target.extend(value)
     elif field.enum_type is not None:

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import click
 
+from tocsin.calendar import OnExcluded
 from tocsin.cli import _output
 from tocsin.cli._duration import DURATION, INSTANT, in_zone, shown_duration, shown_instant
 from tocsin.cli._job_files import apply, diff
@@ -121,6 +122,37 @@ def schedule_options(function: Function) -> Function:
     for option in reversed(options):
         function = option(function)
     return function
+
+
+def exclusion_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds the options from which `exclusions_of` makes what calendars do to a job."""
+    options = (
+        click.option(
+            "--exclude",
+            multiple=True,
+            metavar="CALENDAR",
+            help="Do not run at times that this calendar excludes; see tocsin calendar.  "
+            "[repeatable]",
+        ),
+        click.option(
+            "--on-excluded",
+            type=_choice(OnExcluded),
+            help="Skip such a time, or run at the next one that is allowed.  [default: skip]",
+        ),
+    )
+    for option in reversed(options):
+        function = option(function)
+    return function
+
+
+def exclusions_of(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The `exclusions` and `on_excluded` that the options of `exclusion_options` ask for."""
+    if options["on_excluded"] and not options["exclude"]:
+        raise click.UsageError("--on-excluded needs an --exclude")
+    return {
+        "exclusions": tuple(options["exclude"]),
+        "on_excluded": _member(OnExcluded, options["on_excluded"]),
+    }
 
 
 def schedules_of(options: Mapping[str, Any]) -> list[Schedule]:
@@ -279,6 +311,7 @@ def schedules_of(options: Mapping[str, Any]) -> list[Schedule]:
     metavar="JOB[:CONDITION]",
     help="Run after each run of JOB that ended in success (default), failure or any.  [repeatable]",
 )
+@exclusion_options
 @click.option(
     "--label",
     "labels",
@@ -355,6 +388,7 @@ def _definition(name: str, options: Mapping[str, Any]) -> Job:
         max_concurrent_runs=options["max_concurrent"] or 0,
         concurrency_key=options["concurrency_key"] or "",
         max_concurrent_per_key=options["max_per_key"] or 0,
+        **exclusions_of(options),
     )
 
 
@@ -466,6 +500,7 @@ def _print_job(job: Job) -> None:
             *[("after", _shown_after(after)) for after in job.after],
             ("next", _shown_next(job)),
             ("decided to", shown_instant(job.mark_time)),
+            *_exclusion_fields(job),
             ("active runs", str(job.active_run_count)),
             *([("waits", job.waits_for)] if job.waits_for else []),
             *(
@@ -498,6 +533,16 @@ def _shown_next(job: Job) -> str:
     if job.paused:
         return f"paused: {job.pause_note}" if job.pause_note else "paused"
     return "finished" if job.finished else shown_instant(job.next_fire_time)
+
+
+def _exclusion_fields(job: Job) -> list[tuple[str, str]]:
+    """What is said of a job that names calendars."""
+    if not job.exclusions:
+        return []
+    fields = [("excluded by", f"{', '.join(job.exclusions)}: {job.on_excluded.lower()}")]
+    if job.exclusion_note:
+        fields.append(("note", job.exclusion_note))
+    return fields
 
 
 def _limit_fields(job: Job) -> list[tuple[str, str]]:
@@ -668,6 +713,7 @@ def trigger(
 @job.command(short_help="Show when a schedule fires.")
 @click.argument("name", required=False)
 @schedule_options
+@exclusion_options
 @click.option(
     "--after",
     type=INSTANT,
@@ -707,8 +753,11 @@ def preview(
     schedules = schedules_of(given)
     if bool(name) == bool(schedules):
         raise click.UsageError("name a job, or give a schedule: --cron, --every or --at")
+    if name and given["exclude"]:
+        raise click.UsageError("--exclude needs a schedule to try; a stored job has its own")
+    calendars = exclusions_of(given) if given["exclude"] or given["on_excluded"] else {}
     with settings.client() as client:
-        found = client.preview(name or schedules, after=after, count=count)
+        found = client.preview(name or schedules, after=after, count=count, **calendars)
     if settings.output == "name":
         for fire in found.fires:
             click.echo(fire.time.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"))
@@ -727,6 +776,8 @@ def _print_preview(preview: Preview) -> None:
     ]
     if any(fire.dst_note for fire in preview.fires):
         columns.append(Column("CLOCK CHANGE", lambda fire: fire.dst_note))
+    if any(fire.exclusion_note for fire in preview.fires):
+        columns.append(Column("EXCLUDED", lambda fire: fire.exclusion_note))
     if preview.fires:
         _output.table(
             [column.title for column in columns],
@@ -805,6 +856,8 @@ def _when(job: Job) -> str:
         return f"runs after {', '.join(_shown_after(after) for after in job.after)}"
     if not job.schedules:
         return "runs when triggered"
+    if job.finished and job.exclusion_note:
+        return f"{_schedule_words(job.schedules)}; {job.exclusion_note}"
     if job.finished:
         return f"{_schedule_words(job.schedules)}, finished"
     following = f", next {shown_instant(job.next_fire_time)}" if job.next_fire_time else ""

@@ -25,49 +25,49 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18tocsin/v1/calendar.proto\x12\ttocsin.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xe3\x02\n\x08\x43\x61lendar\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0b\n\x03uid\x18\x02 \x01(\x03\x12\x0c\n\x04\x65tag\x18\x03 \x01(\x03\x12\x11\n\ttime_zone\x18\x04 \x01(\t\x12\'\n\x05\x64\x61tes\x18\x05 \x03(\x0b\x32\x18.tocsin.v1.CalendarDates\x12*\n\x07windows\x18\x06 \x03(\x0b\x32\x19.tocsin.v1.CalendarWindow\x12\r\n\x05\x63rons\x18\x07 \x03(\t\x12\x13\n\x0b\x64\x65scription\x18\x08 \x01(\t\x12/\n\x0b\x63reate_time\x18\t \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0bupdate_time\x18\n \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x11\n\tjob_count\x18\x0b \x01(\x05\x12-\n\x06\x63hange\x18\x0c \x01(\x0b\x32\x1d.tocsin.v1.WideChangeProgress\",\n\rCalendarDates\x12\r\n\x05\x66irst\x18\x01 \x01(\t\x12\x0c\n\x04last\x18\x02 \x01(\t\"P\n\x0e\x43\x61lendarWindow\x12$\n\x08weekdays\x18\x01 \x03(\x0e\x32\x12.tocsin.v1.Weekday\x12\x0c\n\x04\x66rom\x18\x02 \x01(\t\x12\n\n\x02to\x18\x03 \x01(\t\"\xa7\x01\n\x12WideChangeProgress\x12\n\n\x02id\x18\x01 \x01(\x03\x12\x13\n\x0btotal_count\x18\x02 \x01(\x05\x12\x12\n\ndone_count\x18\x03 \x01(\x05\x12.\n\nbegin_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12,\n\x08\x65nd_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"i\n\x15\x43reateCalendarRequest\x12%\n\x08\x63\x61lendar\x18\x01 \x01(\x0b\x32\x13.tocsin.v1.Calendar\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x15\n\rvalidate_only\x18\x03 \x01(\x08\"?\n\x16\x43reateCalendarResponse\x12%\n\x08\x63\x61lendar\x18\x01 \x01(\x0b\x32\x13.tocsin.v1.Calendar\"\x80\x01\n\x15UpdateCalendarRequest\x12%\n\x08\x63\x61lendar\x18\x01 \x01(\x0b\x32\x13.tocsin.v1.Calendar\x12\x15\n\rallow_missing\x18\x02 \x01(\x08\x12\x12\n\nrequest_id\x18\x03 \x01(\t\x12\x15\n\rvalidate_only\x18\x04 \x01(\x08\"a\n\x16UpdateCalendarResponse\x12%\n\x08\x63\x61lendar\x18\x01 \x01(\x0b\x32\x13.tocsin.v1.Calendar\x12\x0f\n\x07\x63reated\x18\x02 \x01(\x08\x12\x0f\n\x07\x63hanged\x18\x03 \x01(\x08\"4\n\x12GetCalendarRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08stale_ok\x18\x02 \x01(\x08\"<\n\x13GetCalendarResponse\x12%\n\x08\x63\x61lendar\x18\x01 \x01(\x0b\x32\x13.tocsin.v1.Calendar\"_\n\x14ListCalendarsRequest\x12\x0e\n\x06parent\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\x12\x10\n\x08stale_ok\x18\x04 \x01(\x08\"X\n\x15ListCalendarsResponse\x12&\n\tcalendars\x18\x01 \x03(\x0b\x32\x13.tocsin.v1.Calendar\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"G\n\x15\x44\x65leteCalendarRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04\x65tag\x18\x02 \x01(\x03\x12\x12\n\nrequest_id\x18\x03 \x01(\t\"\x18\n\x16\x44\x65leteCalendarResponse\"\x87\x01\n\x16PreviewCalendarRequest\x12%\n\x08\x63\x61lendar\x18\x01 \x01(\x0b\x32\x13.tocsin.v1.Calendar\x12\x0c\n\x04name\x18\x02 \x01(\t\x12)\n\x05\x61\x66ter\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\r\n\x05\x63ount\x18\x04 \x01(\x05\"\x87\x02\n\x17PreviewCalendarResponse\x12=\n\tstretches\x18\x01 \x03(\x0b\x32*.tocsin.v1.PreviewCalendarResponse.Stretch\x12\x10\n\x08warnings\x18\x02 \x03(\t\x1a\x9a\x01\n\x07Stretch\x12-\n\tfrom_time\x18\x01 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12+\n\x07to_time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x12\n\nlocal_from\x18\x03 \x01(\t\x12\x10\n\x08local_to\x18\x04 \x01(\t\x12\r\n\x05rules\x18\x05 \x03(\t*\xb6\x01\n\x07Weekday\x12\x17\n\x13WEEKDAY_UNSPECIFIED\x10\x00\x12\x12\n\x0eWEEKDAY_MONDAY\x10\x01\x12\x13\n\x0fWEEKDAY_TUESDAY\x10\x02\x12\x15\n\x11WEEKDAY_WEDNESDAY\x10\x03\x12\x14\n\x10WEEKDAY_THURSDAY\x10\x04\x12\x12\n\x0eWEEKDAY_FRIDAY\x10\x05\x12\x14\n\x10WEEKDAY_SATURDAY\x10\x06\x12\x12\n\x0eWEEKDAY_SUNDAY\x10\x07\x32\x92\x04\n\x0f\x43\x61lendarService\x12U\n\x0e\x43reateCalendar\x12 .tocsin.v1.CreateCalendarRequest\x1a!.tocsin.v1.CreateCalendarResponse\x12U\n\x0eUpdateCalendar\x12 .tocsin.v1.UpdateCalendarRequest\x1a!.tocsin.v1.UpdateCalendarResponse\x12L\n\x0bGetCalendar\x12\x1d.tocsin.v1.GetCalendarRequest\x1a\x1e.tocsin.v1.GetCalendarResponse\x12R\n\rListCalendars\x12\x1f.tocsin.v1.ListCalendarsRequest\x1a .tocsin.v1.ListCalendarsResponse\x12U\n\x0e\x44\x65leteCalendar\x12 .tocsin.v1.DeleteCalendarRequest\x1a!.tocsin.v1.DeleteCalendarResponse\x12X\n\x0fPreviewCalendar\x12!.tocsin.v1.PreviewCalendarRequest\x1a\".tocsin.v1.PreviewCalendarResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18tocsin/v1/calendar.proto\x12\ttocsin.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xe3\x02\n\x08\x43\x61lendar\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0b\n\x03uid\x18\x02 \x01(\x03\x12\x0c\n\x04\x65tag\x18\x03 \x01(\x03\x12\x11\n\ttime_zone\x18\x04 \x01(\t\x12\'\n\x05\x64\x61tes\x18\x05 \x03(\x0b\x32\x18.tocsin.v1.CalendarDates\x12*\n\x07windows\x18\x06 \x03(\x0b\x32\x19.tocsin.v1.CalendarWindow\x12\r\n\x05\x63rons\x18\x07 \x03(\t\x12\x13\n\x0b\x64\x65scription\x18\x08 \x01(\t\x12/\n\x0b\x63reate_time\x18\t \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0bupdate_time\x18\n \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x11\n\tjob_count\x18\x0b \x01(\x05\x12-\n\x06\x63hange\x18\x0c \x01(\x0b\x32\x1d.tocsin.v1.WideChangeProgress\",\n\rCalendarDates\x12\r\n\x05\x66irst\x18\x01 \x01(\t\x12\x0c\n\x04last\x18\x02 \x01(\t\"R\n\x0e\x43\x61lendarWindow\x12$\n\x08weekdays\x18\x01 \x03(\x0e\x32\x12.tocsin.v1.Weekday\x12\r\n\x05start\x18\x02 \x01(\t\x12\x0b\n\x03\x65nd\x18\x03 \x01(\t\"\xa7\x01\n\x12WideChangeProgress\x12\n\n\x02id\x18\x01 \x01(\x03\x12\x13\n\x0btotal_count\x18\x02 \x01(\x05\x12\x12\n\ndone_count\x18\x03 \x01(\x05\x12.\n\nbegin_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12,\n\x08\x65nd_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"i\n\x15\x43reateCalendarRequest\x12%\n\x08\x63\x61lendar\x18\x01 \x01(\x0b\x32\x13.tocsin.v1.Calendar\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x15\n\rvalidate_only\x18\x03 \x01(\x08\"?\n\x16\x43reateCalendarResponse\x12%\n\x08\x63\x61lendar\x18\x01 \x01(\x0b\x32\x13.tocsin.v1.Calendar\"\x80\x01\n\x15UpdateCalendarRequest\x12%\n\x08\x63\x61lendar\x18\x01 \x01(\x0b\x32\x13.tocsin.v1.Calendar\x12\x15\n\rallow_missing\x18\x02 \x01(\x08\x12\x12\n\nrequest_id\x18\x03 \x01(\t\x12\x15\n\rvalidate_only\x18\x04 \x01(\x08\"a\n\x16UpdateCalendarResponse\x12%\n\x08\x63\x61lendar\x18\x01 \x01(\x0b\x32\x13.tocsin.v1.Calendar\x12\x0f\n\x07\x63reated\x18\x02 \x01(\x08\x12\x0f\n\x07\x63hanged\x18\x03 \x01(\x08\"4\n\x12GetCalendarRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08stale_ok\x18\x02 \x01(\x08\"<\n\x13GetCalendarResponse\x12%\n\x08\x63\x61lendar\x18\x01 \x01(\x0b\x32\x13.tocsin.v1.Calendar\"_\n\x14ListCalendarsRequest\x12\x0e\n\x06parent\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\x12\x10\n\x08stale_ok\x18\x04 \x01(\x08\"X\n\x15ListCalendarsResponse\x12&\n\tcalendars\x18\x01 \x03(\x0b\x32\x13.tocsin.v1.Calendar\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"G\n\x15\x44\x65leteCalendarRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04\x65tag\x18\x02 \x01(\x03\x12\x12\n\nrequest_id\x18\x03 \x01(\t\"\x18\n\x16\x44\x65leteCalendarResponse\"\x87\x01\n\x16PreviewCalendarRequest\x12%\n\x08\x63\x61lendar\x18\x01 \x01(\x0b\x32\x13.tocsin.v1.Calendar\x12\x0c\n\x04name\x18\x02 \x01(\t\x12)\n\x05\x61\x66ter\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\r\n\x05\x63ount\x18\x04 \x01(\x05\"\x87\x02\n\x17PreviewCalendarResponse\x12=\n\tstretches\x18\x01 \x03(\x0b\x32*.tocsin.v1.PreviewCalendarResponse.Stretch\x12\x10\n\x08warnings\x18\x02 \x03(\t\x1a\x9a\x01\n\x07Stretch\x12-\n\tfrom_time\x18\x01 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12+\n\x07to_time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x12\n\nlocal_from\x18\x03 \x01(\t\x12\x10\n\x08local_to\x18\x04 \x01(\t\x12\r\n\x05rules\x18\x05 \x03(\t*\xb6\x01\n\x07Weekday\x12\x17\n\x13WEEKDAY_UNSPECIFIED\x10\x00\x12\x12\n\x0eWEEKDAY_MONDAY\x10\x01\x12\x13\n\x0fWEEKDAY_TUESDAY\x10\x02\x12\x15\n\x11WEEKDAY_WEDNESDAY\x10\x03\x12\x14\n\x10WEEKDAY_THURSDAY\x10\x04\x12\x12\n\x0eWEEKDAY_FRIDAY\x10\x05\x12\x14\n\x10WEEKDAY_SATURDAY\x10\x06\x12\x12\n\x0eWEEKDAY_SUNDAY\x10\x07\x32\x92\x04\n\x0f\x43\x61lendarService\x12U\n\x0e\x43reateCalendar\x12 .tocsin.v1.CreateCalendarRequest\x1a!.tocsin.v1.CreateCalendarResponse\x12U\n\x0eUpdateCalendar\x12 .tocsin.v1.UpdateCalendarRequest\x1a!.tocsin.v1.UpdateCalendarResponse\x12L\n\x0bGetCalendar\x12\x1d.tocsin.v1.GetCalendarRequest\x1a\x1e.tocsin.v1.GetCalendarResponse\x12R\n\rListCalendars\x12\x1f.tocsin.v1.ListCalendarsRequest\x1a .tocsin.v1.ListCalendarsResponse\x12U\n\x0e\x44\x65leteCalendar\x12 .tocsin.v1.DeleteCalendarRequest\x1a!.tocsin.v1.DeleteCalendarResponse\x12X\n\x0fPreviewCalendar\x12!.tocsin.v1.PreviewCalendarRequest\x1a\".tocsin.v1.PreviewCalendarResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'tocsin.v1.calendar_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_WEEKDAY']._serialized_start=1937
-  _globals['_WEEKDAY']._serialized_end=2119
+  _globals['_WEEKDAY']._serialized_start=1939
+  _globals['_WEEKDAY']._serialized_end=2121
   _globals['_CALENDAR']._serialized_start=73
   _globals['_CALENDAR']._serialized_end=428
   _globals['_CALENDARDATES']._serialized_start=430
   _globals['_CALENDARDATES']._serialized_end=474
   _globals['_CALENDARWINDOW']._serialized_start=476
-  _globals['_CALENDARWINDOW']._serialized_end=556
-  _globals['_WIDECHANGEPROGRESS']._serialized_start=559
-  _globals['_WIDECHANGEPROGRESS']._serialized_end=726
-  _globals['_CREATECALENDARREQUEST']._serialized_start=728
-  _globals['_CREATECALENDARREQUEST']._serialized_end=833
-  _globals['_CREATECALENDARRESPONSE']._serialized_start=835
-  _globals['_CREATECALENDARRESPONSE']._serialized_end=898
-  _globals['_UPDATECALENDARREQUEST']._serialized_start=901
-  _globals['_UPDATECALENDARREQUEST']._serialized_end=1029
-  _globals['_UPDATECALENDARRESPONSE']._serialized_start=1031
-  _globals['_UPDATECALENDARRESPONSE']._serialized_end=1128
-  _globals['_GETCALENDARREQUEST']._serialized_start=1130
-  _globals['_GETCALENDARREQUEST']._serialized_end=1182
-  _globals['_GETCALENDARRESPONSE']._serialized_start=1184
-  _globals['_GETCALENDARRESPONSE']._serialized_end=1244
-  _globals['_LISTCALENDARSREQUEST']._serialized_start=1246
-  _globals['_LISTCALENDARSREQUEST']._serialized_end=1341
-  _globals['_LISTCALENDARSRESPONSE']._serialized_start=1343
-  _globals['_LISTCALENDARSRESPONSE']._serialized_end=1431
-  _globals['_DELETECALENDARREQUEST']._serialized_start=1433
-  _globals['_DELETECALENDARREQUEST']._serialized_end=1504
-  _globals['_DELETECALENDARRESPONSE']._serialized_start=1506
-  _globals['_DELETECALENDARRESPONSE']._serialized_end=1530
-  _globals['_PREVIEWCALENDARREQUEST']._serialized_start=1533
-  _globals['_PREVIEWCALENDARREQUEST']._serialized_end=1668
-  _globals['_PREVIEWCALENDARRESPONSE']._serialized_start=1671
-  _globals['_PREVIEWCALENDARRESPONSE']._serialized_end=1934
-  _globals['_PREVIEWCALENDARRESPONSE_STRETCH']._serialized_start=1780
-  _globals['_PREVIEWCALENDARRESPONSE_STRETCH']._serialized_end=1934
-  _globals['_CALENDARSERVICE']._serialized_start=2122
-  _globals['_CALENDARSERVICE']._serialized_end=2652
+  _globals['_CALENDARWINDOW']._serialized_end=558
+  _globals['_WIDECHANGEPROGRESS']._serialized_start=561
+  _globals['_WIDECHANGEPROGRESS']._serialized_end=728
+  _globals['_CREATECALENDARREQUEST']._serialized_start=730
+  _globals['_CREATECALENDARREQUEST']._serialized_end=835
+  _globals['_CREATECALENDARRESPONSE']._serialized_start=837
+  _globals['_CREATECALENDARRESPONSE']._serialized_end=900
+  _globals['_UPDATECALENDARREQUEST']._serialized_start=903
+  _globals['_UPDATECALENDARREQUEST']._serialized_end=1031
+  _globals['_UPDATECALENDARRESPONSE']._serialized_start=1033
+  _globals['_UPDATECALENDARRESPONSE']._serialized_end=1130
+  _globals['_GETCALENDARREQUEST']._serialized_start=1132
+  _globals['_GETCALENDARREQUEST']._serialized_end=1184
+  _globals['_GETCALENDARRESPONSE']._serialized_start=1186
+  _globals['_GETCALENDARRESPONSE']._serialized_end=1246
+  _globals['_LISTCALENDARSREQUEST']._serialized_start=1248
+  _globals['_LISTCALENDARSREQUEST']._serialized_end=1343
+  _globals['_LISTCALENDARSRESPONSE']._serialized_start=1345
+  _globals['_LISTCALENDARSRESPONSE']._serialized_end=1433
+  _globals['_DELETECALENDARREQUEST']._serialized_start=1435
+  _globals['_DELETECALENDARREQUEST']._serialized_end=1506
+  _globals['_DELETECALENDARRESPONSE']._serialized_start=1508
+  _globals['_DELETECALENDARRESPONSE']._serialized_end=1532
+  _globals['_PREVIEWCALENDARREQUEST']._serialized_start=1535
+  _globals['_PREVIEWCALENDARREQUEST']._serialized_end=1670
+  _globals['_PREVIEWCALENDARRESPONSE']._serialized_start=1673
+  _globals['_PREVIEWCALENDARRESPONSE']._serialized_end=1936
+  _globals['_PREVIEWCALENDARRESPONSE_STRETCH']._serialized_start=1782
+  _globals['_PREVIEWCALENDARRESPONSE_STRETCH']._serialized_end=1936
+  _globals['_CALENDARSERVICE']._serialized_start=2124
+  _globals['_CALENDARSERVICE']._serialized_end=2654
 # @@protoc_insertion_point(module_scope)

@@ -164,10 +164,12 @@ class CalendarWindow(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     WEEKDAYS_FIELD_NUMBER: _builtins.int
-    FROM_FIELD_NUMBER: _builtins.int
-    TO_FIELD_NUMBER: _builtins.int
-    to: _builtins.str
-    """Up to, not including; default 24:00. One that is not later than `from` is of the next day."""
+    START_FIELD_NUMBER: _builtins.int
+    END_FIELD_NUMBER: _builtins.int
+    start: _builtins.str
+    """`22:00` or `22:00:30`; default 00:00."""
+    end: _builtins.str
+    """Up to, not including; default 24:00. One that is not later than `start` is of the next day."""
     @_builtins.property
     def weekdays(self) -> _containers.RepeatedScalarFieldContainer[Global___Weekday.ValueType]:
         """The days on which it begins. Required."""
@@ -176,11 +178,12 @@ class CalendarWindow(_message.Message):
         self,
         *,
         weekdays: _abc.Iterable[Global___Weekday.ValueType] | None = ...,
-        to: _builtins.str = ...,
+        start: _builtins.str = ...,
+        end: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["from", b"from", "to", b"to", "weekdays", b"weekdays"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "start", b"start", "weekdays", b"weekdays"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -238,8 +238,9 @@ def definition(name: str, spec: CalendarSpec) -> calendar_pb2.Calendar:
         proto.dates.add(first=dates.first, last=dates.last)
     for window in spec.windows:
         weekdays = [day for number, day in enumerate(_WEEKDAYS) if window.weekdays >> number & 1]
-        times = {"from": clock_text(window.from_s), "to": clock_text(window.to_s)}
-        proto.windows.add(weekdays=weekdays, **times)
+        proto.windows.add(
+            weekdays=weekdays, start=clock_text(window.from_s), end=clock_text(window.to_s)
+        )
     return proto
 
 
