@@ -63,7 +63,7 @@ else
 	TOCSIN_HISTORIES=$${TOCSIN_HISTORIES:-20} TOCSIN_ZONES=$${TOCSIN_ZONES:-600} \
 	TOCSIN_ORACLE_COMPARISONS=$${TOCSIN_ORACLE_COMPARISONS:-400000} \
 	  $(BIN)/python -m pytest $(wildcard tests/properties tests/chaos) --ignore=tests/chaos/test_raft.py \
-	  tests/schedule/test_oracle.py tests/schedule/test_zone.py $(ARGS)
+	  tests/clock/test_histories.py tests/schedule/test_oracle.py tests/schedule/test_zone.py $(ARGS)
 	@mkdir -p build
 	$(BIN)/tocsin verify --all --seeds $${SEEDS:-3} --json build/chaos.json --html build/chaos.html
 endif

@@ -101,6 +101,7 @@ class ClusterTime:
         self._floor_ms = 0
         self._pair: tuple[int, int] | None = None
         self._leads = False
+        self._said: tuple[int, int] | None = None  # at what steady time a leader said which time
         self._base_us = 0
         self._base_at_ms = 0
         self._slew_permille = 0
@@ -126,6 +127,7 @@ class ClusterTime:
     def lead(self, at_ms: int, wall_ms: int) -> Source:
         """This node leads from now on, on the best base that there is."""
         self._leads = True
+        self._said = None
         self.source, self.trusted_node = Source.NONE, ""
         self._behind_since_ms, self._cap = None, None
         if self._pair is not None and at_ms - self._pair[1] <= PAIR_AGE_MS_MAX:
@@ -138,6 +140,7 @@ class ClusterTime:
         if self._leads and self.source is not Source.NONE:
             self._pair = (self.now(at_ms, wall_ms), at_ms)
         self._leads = False
+        self._said = None
 
     def trust(self, node_id: str, at_ms: int, wall_ms: int) -> int:
         """Takes one member's wall time for cluster time; returns what cluster time is then.
@@ -177,6 +180,18 @@ class ClusterTime:
         if self.source is not Source.NONE:
             self._floor_ms = max(self._floor_ms, self._reading_us(at_ms) // 1_000)
         return self._floor_ms
+
+    def soon_after(self, at_ms: int) -> int | None:
+        """As `now`, if that can be said without the wall clock, and nothing is to be corrected."""
+        if self._said is not None and self._said[0] == at_ms:
+            return max(self._said[1], self._floor_ms)
+        if not self._leads or self.source is Source.NONE:
+            return None
+        if at_ms - self._base_at_ms >= ADJUST_MS:
+            return None
+        self._floor_ms = now_ms = max(self._floor_ms, self._reading_us(at_ms) // 1_000)
+        self._said = (at_ms, now_ms)
+        return now_ms
 
     def heartbeat(self, at_ms: int, wall_ms: int) -> int | None:
         """What a leader tells its followers; None without a base."""
@@ -240,6 +255,7 @@ class ClusterTime:
     def _set_base(self, time_ms: int, at_ms: int, source: Source) -> None:
         self._base_us, self._base_at_ms = time_ms * 1_000, at_ms
         self._slew_permille, self._behind_since_ms = 0, None
+        self._said = None
         self.source = source
 
     def _reading_us(self, at_ms: int) -> int:

@@ -115,6 +115,16 @@ class Metrics:
         self._slots = Gauge(
             "tocsin_slots", "Slots of all workers; on the leader.", ["state"], registry=registry
         )
+        self._skew = Gauge(
+            "tocsin_clock_skew_seconds",
+            "The wall clock of a node less cluster time; of those that this node has measured.",
+            ["node"],
+            registry=registry,
+        )
+        self._clock_known = gauge(
+            "clock_known",
+            "0 on a leader that does not know the time, so that nothing fires; else 1.",
+        )
         self._oldest = gauge(
             "oldest_due_age_seconds",
             "How long ago the run was due that is ready and was given to nobody; on the leader.",
@@ -208,6 +218,12 @@ class Metrics:
         self._workers.set(load.workers)
         self._slots.labels("busy").set(load.busy)
         self._slots.labels("free").set(load.slots - load.busy)
+        clock = self._replica.clock
+        self._clock_known.set(clock.is_known)
+        for node_id in self._replica.config.node_ids:
+            skew_ms = clock.skew_ms(node_id)
+            if skew_ms is not None:
+                self._skew.labels(node_id).set(skew_ms / 1_000)
         oldest_ms = load.oldest_due_time_ms
         now_ms = self._replica.clock.now_ms()
         self._oldest.set(0 if oldest_ms is None else _seconds(oldest_ms, now_ms))

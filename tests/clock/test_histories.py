@@ -222,7 +222,9 @@ class History:
 
     def stamp(self, leader: Host) -> None:
         """An entry of the log: the instant at which something fires."""
+        quick_ms = leader.time.soon_after(leader.at(self.t))
         now_ms = leader.time.now(*leader.own(self.t))
+        self.check(quick_ms in (None, now_ms), "it says two times at once")
         self.check(now_ms >= self.log_ms, f"time went back by {self.log_ms - now_ms} ms")
         truth_ms = T0 + self.t + self.shift_ms
         # Half of the longest round trip that counts may be on one way.

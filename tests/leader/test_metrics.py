@@ -112,4 +112,5 @@ async def test_gauges_are_served_under_metrics(leads: bool) -> None:
     assert f"tocsin_workers {2.0 if leads else 0.0}" in text
     assert f'tocsin_slots{{state="free"}} {5.0 if leads else 0.0}' in text
     assert "tocsin_raft_commit_index 7.0" in text
+    assert "tocsin_clock_known 1.0" in text
     assert f"tocsin_oldest_due_age_seconds {1.5 if leads else 0.0}" in text

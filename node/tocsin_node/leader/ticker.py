@@ -5,8 +5,8 @@ decide itself (planner.py does) and to count on being alone: a decision names th
 on, so repeating one, or a second leader's, changes nothing.
 
 It sleeps until the next due time and is woken by changes of jobs; there is no tick. One sleep lasts
-at most two seconds, because cluster time follows the wall clock, and when somebody sets that clock
-no timer says so.
+at most two seconds, because cluster time can be set forward or run faster for a while, and no timer
+says so.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ class Ticker:
         A job that waits for a wide change is replanned at once, and fires by its new plan.
         """
         state = self._replica.state
-        if planner.needs_zones(job.template) and not self._may_plan_zones():
+        if not self._may_plan_zones() and planner.needs_zones(job.template):
             log.warning("job %s waits for a leader with the cluster's tzdata", job.name)
             self._unplannable[job.name] = job
             return None

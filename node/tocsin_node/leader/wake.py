@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 
 from tocsin_node.raft.errors import RaftError
 
-# A wall clock may be set while a loop sleeps towards an instant of cluster time; no timer tells.
+# Cluster time may be set forward while a loop sleeps towards an instant of it; no timer tells.
 SLEEP_MS_MAX = 2_000
 RETRY_MS = 200  # after the Raft layer refused or left an outcome open
 AFTER_BUG_MS = 1_000

@@ -55,7 +55,7 @@ class Watchdog:
         late = state.late_jobs(now_ms, BATCH_MAX)
         if not late:
             next_ms = state.next_alert_ms()
-            # Cluster time follows a wall clock that may be set, and no timer tells.
+            # Cluster time may be set forward, and no timer tells.
             await self._wake.wait(None if next_ms is None else min(next_ms - now_ms, SLEEP_MS_MAX))
             return
         results = await self._replica.execute_many(
