@@ -93,7 +93,7 @@ class Deadly(Disk):
 
     def _now(self, what: str) -> None:
         """Before an operation: `journal`, `segment`, `compaction` or `snapshot`."""
-        if threading.current_thread() is not threading.main_thread() and what != "compaction":
+        if threading.current_thread().name.startswith("snapshot") and what != "compaction":
             what = "snapshot"
         if self._armed is None or self._armed[0] != what:
             return

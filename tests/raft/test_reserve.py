@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
+import os
+import threading
 from pathlib import Path
 
 import pytest
 
 from tocsin_node.raft import engine
 from tocsin_node.raft.disk import Disk
-from tocsin_node.raft.engine import DiskFull
+from tocsin_node.raft.engine import DiskFull, NotLeader, OutcomeUnknown
+from tocsin_node.raft.journal import SPARE_NAME, Journal
 from tocsin_node.raft.reserve import RESERVE_NAME, DiskReserve
 
 
@@ -26,6 +31,18 @@ class SmallDisk(Disk):
     def free_bytes(self, path: Path) -> int:
         file = path / RESERVE_NAME
         return self.room - (file.stat().st_size if file.exists() else 0)
+
+
+class FullDisk(Disk):
+    """Gives out no more room than it has: each byte is asked for before it is written."""
+
+    def __init__(self) -> None:
+        self.full = False
+
+    def allocate(self, fd: int, size_bytes: int) -> None:
+        if self.full and size_bytes > os.fstat(fd).st_size:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        super().allocate(fd, size_bytes)
 
 
 def test_the_reserve_is_given_up_for_room_and_taken_again(tmp_path):
@@ -93,3 +110,125 @@ async def test_a_leader_short_of_disk_hands_over(new_cluster):
     await cluster.until(lambda: new.engine._loop.time() > until)
     assert (await cluster.leader()) is new
     await new.engine.propose_many([b"k=w"], reserved=True)
+
+
+BIG = b"x" * 20_000
+
+
+async def fill(leader, times=30):
+    """Writes until the journal needs room that there is not; what was acknowledged of it."""
+    done = []
+    for number in range(times):
+        try:
+            await leader.engine.propose(b"k%d=%b" % (number, BIG), timeout=1)
+        except (OutcomeUnknown, DiskFull, NotLeader):
+            break
+        done.append(f"k{number}")
+    return done
+
+
+async def test_a_node_alone_with_a_full_disk_refuses_and_goes_on_when_there_is_room(new_cluster):
+    cluster = new_cluster(1, segment_bytes=64 * 1024, disk_reserve_bytes=4096)
+    disk = FullDisk()
+    member = cluster.members["n1"] = cluster.make("n1", disk=disk)
+    await member.engine.start()
+    leader = await cluster.leader()
+    await leader.engine.propose(b"k=v")
+    disk.full = True
+    done = await fill(leader)
+    assert 0 < len(done) < 30
+    await cluster.until(lambda: leader.engine._journal.blocked)
+    assert not (cluster.folder / "n1" / RESERVE_NAME).exists()
+    with pytest.raises(DiskFull):
+        await leader.engine.propose_many([b"k=w"], reserved=True)
+    assert not member.fatal
+    disk.full = False
+    await cluster.until(lambda: not leader.engine._journal.blocked)
+    await leader.engine.propose_many([b"k=x"], reserved=True)
+    await cluster.stop("n1")
+    await cluster.start("n1")
+    again = await cluster.leader()
+    assert set(done) <= set(again.values)
+    assert again.values["k"] == "x"
+
+
+async def test_a_leader_whose_disk_is_full_leaves_and_the_others_go_on(new_cluster):
+    cluster = new_cluster(3, segment_bytes=64 * 1024, disk_reserve_bytes=4096)
+    disks = {node_id: FullDisk() for node_id in cluster.peers}
+    for node_id, disk in disks.items():
+        cluster.members[node_id] = cluster.make(node_id, disk=disk)
+        await cluster.members[node_id].engine.start()
+    old = await cluster.leader()
+    disks[old.engine.node_id].full = True
+    done = await fill(old)
+    others = [member for member in cluster.members.values() if member is not old]
+    await cluster.until(lambda: any(member.engine.is_serving for member in others))
+    new = next(member for member in others if member.engine.is_serving)
+    await new.engine.propose(b"k=v")
+    # It follows, votes if asked, keeps nothing that it has no room for, and stands for nothing.
+    await cluster.until(lambda: old.engine.leader_id == new.engine.node_id)
+    assert not old.fatal
+    for number in range(20):
+        await new.engine.propose(b"more%d=%b" % (number, BIG))
+    assert old.engine.last_index < new.engine.last_index
+    disks[old.engine.node_id].full = False
+    await cluster.until(lambda: old.values == new.values)
+    assert set(done) <= set(new.values)
+    await cluster.stop()
+    await cluster.start()
+    assert set(done) <= set((await cluster.leader()).values)
+
+
+async def test_a_node_whose_disk_is_full_still_votes_and_remembers_it(new_cluster):
+    cluster = new_cluster(3, segment_bytes=64 * 1024, disk_reserve_bytes=4096)
+    disks = {node_id: FullDisk() for node_id in cluster.peers}
+    for node_id, disk in disks.items():
+        cluster.members[node_id] = cluster.make(node_id, disk=disk)
+        await cluster.members[node_id].engine.start()
+    leader = await cluster.leader()
+    full, other = await cluster.followers()
+    disks[full.engine.node_id].full = True
+    await fill(leader)
+    await cluster.until(lambda: full.engine._journal.blocked)
+    await cluster.until(lambda: other.values == leader.values)
+    await cluster.stop(leader.engine.node_id)
+    # The other one has all that was committed, and needs the vote of the full one.
+    await cluster.until(lambda: other.engine.role.value == "LEADER")
+    assert not full.fatal
+    term = full.engine.term
+    vote = full.engine._journal.getVotedForNodeId()
+    assert vote == other.engine.node_id
+    await cluster.stop(full.engine.node_id)
+    path = cluster.folder / full.engine.node_id / "journal"
+    kept = Journal.open(path, segment_bytes=64 * 1024)
+    assert (kept.getCurrentTerm(), kept.getVotedForNodeId()) == (term, vote)
+    kept.close()
+
+
+async def test_the_next_segment_is_made_before_it_is_needed(new_cluster):
+    cluster = new_cluster(1, segment_bytes=64 * 1024, disk_reserve_bytes=4096)
+    threads = []
+
+    class Watched(Disk):
+        def create(self, path):
+            if path.name.endswith(".seg") or path.name == SPARE_NAME:
+                threads.append(threading.current_thread() is threading.main_thread())
+            return super().create(path)
+
+    member = cluster.members["n1"] = cluster.make("n1", disk=Watched())
+    await member.engine.start()
+    leader = await cluster.leader()
+    for number in range(40):
+        await leader.engine.propose(b"k%d=%b" % (number, b"x" * 5_000))
+        if leader.engine._making_spare:
+            await cluster.until(lambda: not leader.engine._making_spare)
+    await asyncio.sleep(0)
+    # The first segment of all is made at the start; no other on the loop.
+    assert threads[0] is True
+    assert len(threads) > 3
+    assert not any(threads[1:])
+    values = dict(leader.values)
+    await cluster.stop("n1")
+    await cluster.start("n1")
+    assert (await cluster.leader()).values == values
+    assert not (cluster.folder / "n1" / "journal" / SPARE_NAME).exists()

@@ -27,7 +27,7 @@ from tocsin_node.raft._rejoin import Rejoin
 from tocsin_node.raft._rounds import Rounds
 from tocsin_node.raft._rules import MessageRules
 from tocsin_node.raft.datadir import Incarnation
-from tocsin_node.raft.errors import UnsupportedCore
+from tocsin_node.raft.errors import JournalFull, UnsupportedCore
 from tocsin_node.raft.journal import Journal
 from tocsin_node.raft.transport import PeerNode, Transport
 
@@ -243,6 +243,13 @@ class RaftCore(_syncobj.SyncObj):  # type: ignore[misc]
             self._prevote.heard_leader()
             if self._clock is not None and "clock" in message:
                 self._clock.heard(message["clock"])
+        if self._journal.blocked and message.get("entries"):
+            # They would only fill the memory. The leader sends them again, as after any loss.
+            if message["term"] >= self.current_term():
+                self.hear_leader(node, message["term"])
+                alive = {"next_node_idx": self._journal.last_index + 1, "success": False}
+                self.send(node, {"type": "next_node_idx", "reset": False} | alive)
+            return
         if self._is_without_vote(node, message):
             self._hooks.on_progress()
             return
@@ -342,6 +349,11 @@ class RaftCore(_syncobj.SyncObj):  # type: ignore[misc]
         """After so long without a word from it, this node names no leader to anybody."""
         self._SyncObj__raftLeader = None
 
+    def step_down(self) -> None:
+        """Leads no more; somebody else does when this leader has not been heard for a while."""
+        self._SyncObj__setState(_FOLLOWER)
+        self.forget_leader()
+
     def hand_over_to(self, node: PeerNode) -> None:
         """Asks a peer, which must hold the whole log, to start an election at once."""
         self.send(node, {"type": "timeout_now", "term": self.current_term()})
@@ -403,7 +415,7 @@ class RaftCore(_syncobj.SyncObj):  # type: ignore[misc]
 
     def _SyncObj__connectedToAnyone(self) -> bool:  # noqa: N802
         # Asked exactly when an election is due. One that the leader asked for needs no leave.
-        if self.rejoin.rejoining:
+        if self.rejoin.rejoining or self._journal.blocked:
             self.forget_leader()
             return False
         return bool(self._SyncObj__transferInProgress) or self._prevote.may_stand()
@@ -458,7 +470,10 @@ class RaftCore(_syncobj.SyncObj):  # type: ignore[misc]
     def _SyncObj__onBecomeLeader(self) -> None:  # noqa: N802
         super()._SyncObj__onBecomeLeader()
         # Its pass may go straight on to count copies, this node's among them.
-        self._journal.sync()
+        try:
+            self._journal.sync()
+        except JournalFull:
+            self.step_down()
 
     def _SyncObj__tryLogCompaction(self) -> None:  # noqa: N802
         return

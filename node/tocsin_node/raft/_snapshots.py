@@ -304,7 +304,12 @@ class Snapshots:
             self._core.send(node, ack | {"reset": False, "success": True})
             return
         if not self._installing:
-            self._take_chunk(base, message)
+            try:
+                self._take_chunk(base, message)
+            except OSError as error:
+                # Its disk may be full. Nothing is lost: it begins again when the leader goes on.
+                logger.error("%s: a snapshot cannot be received: %s", self._id, error)
+                self._drop_incoming()
         offset = 0
         if self._incoming is not None and self._incoming_base == base:
             offset = self._incoming.received_bytes
@@ -318,6 +323,11 @@ class Snapshots:
             },
         )
         self._on_progress()
+
+    def _drop_incoming(self) -> None:
+        if self._incoming is not None:
+            self._incoming.close()
+        self._incoming = self._incoming_base = None
 
     def _take_chunk(self, base: Base, message: Message) -> None:
         incoming = self._incoming
@@ -348,7 +358,7 @@ class Snapshots:
         self._incoming = self._incoming_base = None
         try:
             snapshot, use = future.result()
-        except SnapshotDamaged as error:
+        except (SnapshotDamaged, OSError) as error:
             logger.error("%s: a snapshot did not arrive whole: %s", self._id, error)
             return
         if snapshot.at <= self._core.applied_index():

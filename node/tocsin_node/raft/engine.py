@@ -114,6 +114,12 @@ STALL_S = 0.150
 # How long the next batch may wait for company after a batch of several operations.
 HOLD_S = 0.002
 DISK_CHECK_S = 1.0
+# With a full disk: how often it is tried again, and how long a leader waits for room.
+BLOCKED_RETRY_S = 0.2
+BLOCKED_LEADER_S = 0.5
+# How often a node that is behind what is committed says how far it is.
+CATCH_UP_SAY_S = 2.0
+CATCH_UP_ENTRIES = 10_000
 SWITCH_INTERVAL_S = 0.0005
 # After so many bytes of a snapshot, its reader says how far it is.
 PROGRESS_BYTES = 64 * 1024 * 1024
@@ -337,6 +343,11 @@ class Engine:
         self._syncer: Syncer | None = None
         self._reserve: DiskReserve | None = None
         self._disk_checked = 0.0
+        self._blocked_since: float | None = None
+        self._flush_tried = 0.0
+        self._filer: ThreadPoolExecutor | None = None
+        self._making_spare = False
+        self._caught_up_said = 0.0
         self._leaving: asyncio.Task[None] | None = None
         self._stays_unfit: tuple[str, ...] = ()
         self._snapshots: Snapshots | None = None
@@ -756,7 +767,8 @@ class Engine:
     @property
     def disk_low(self) -> bool:
         """Whether the disk is down to its reserve, so that only reserved proposals are taken."""
-        return self._reserve is not None and self._reserve.low
+        full = self._journal is not None and self._journal.blocked
+        return full or (self._reserve is not None and self._reserve.low)
 
     def fitness(self) -> Fitness:
         """Why this node should not lead, if so; others are told."""
@@ -768,8 +780,8 @@ class Engine:
         return Fitness((*reasons, *self._clock.unfit()), self._clock.tzdata)
 
     def _check_disk(self) -> None:
-        if self._reserve is None:
-            return
+        if self._reserve is None or (self._journal is not None and self._journal.blocked):
+            return  # There is no room, whatever the file system says of others.
         try:
             self._reserve.check()
         except OSError as error:
@@ -858,6 +870,8 @@ class Engine:
 
     def _check_room(self, commands: Sequence[bytes], ops: int, size: int, reserved: bool) -> None:
         limits = self._options
+        if self._journal is not None and self._journal.blocked:
+            raise DiskFull(f"the disk of {self._id} is full")
         if self.disk_low and not reserved:
             raise DiskFull(
                 f"less than {limits.disk_margin_bytes} bytes are free on the disk of {self._id}"
@@ -907,6 +921,8 @@ class Engine:
             self._disk_checked = self._loop.time()
             self._check_disk()
             self._check_fitness()
+            self._make_spare()
+            self._say_catching_up()
         if self._core is not None and self._core.clocks is not None:
             self._core.clocks.tick()
         if self._snapshots is not None and self._core is not None:
@@ -943,8 +959,67 @@ class Engine:
         return self._running
 
     def _flush(self) -> None:
-        if self._journal is not None:
-            self._journal.flush()
+        journal, now = self._journal, self._loop.time()
+        if journal is None:
+            return
+        if journal.blocked and now - self._flush_tried < BLOCKED_RETRY_S:
+            return
+        self._flush_tried = now
+        journal.flush()
+        if journal.wants_spare and not journal.blocked:
+            self._make_spare()
+        if journal.blocked:
+            self._on_blocked(now)
+        elif self._blocked_since is not None:
+            self._blocked_since = None
+            logger.warning("%s: the journal has room again", self._id)
+
+    def _on_blocked(self, now: float) -> None:
+        """The disk is full: the reserve is used, and a leader leads no more if that is no help."""
+        if self._blocked_since is None:
+            self._blocked_since = now
+            try:
+                if self._reserve is not None:
+                    self._reserve.release()
+            except OSError as error:
+                logger.error("%s: the disk's reserve cannot be given up: %s", self._id, error)
+            self._flush_tried = 0.0
+            self._kick()
+            return
+        if now - self._blocked_since < BLOCKED_LEADER_S or not self._others:
+            return
+        if self._core is not None and self._core.is_leader():
+            logger.error("%s: leads no more, as its disk is full", self._id)
+            self._core.step_down()
+
+    def _make_spare(self) -> None:
+        """Has the next segment of the journal made while this one is being filled."""
+        journal = self._journal
+        if journal is None or self._making_spare or not journal.wants_spare or self.disk_low:
+            return
+        self._making_spare = True
+        if self._filer is None:
+            self._filer = ThreadPoolExecutor(1, thread_name_prefix=f"segment-{self._id}")
+        self._loop.run_in_executor(self._filer, journal.make_spare).add_done_callback(
+            self._spare_made
+        )
+
+    def _spare_made(self, made: asyncio.Future[int]) -> None:
+        self._making_spare = False
+        if made.cancelled() or self._journal is None:
+            return
+        error = made.exception()
+        if error is None:
+            self._journal.give_spare(made.result())
+        else:  # It is made when it is needed, if there is room by then.
+            logger.warning("%s: the next segment could not be made yet: %s", self._id, error)
+
+    def _say_catching_up(self) -> None:
+        behind = self.commit_index - self.applied_index
+        now = self._loop.time()
+        if behind > CATCH_UP_ENTRIES and now - self._caught_up_said > CATCH_UP_SAY_S:
+            self._caught_up_said = now
+            logger.info("%s: %d committed entries are still to be applied", self._id, behind)
 
     def _waits_alone(self) -> bool:
         # Without peers the core counts this node's copy at once, so it gets no turn before the disk
@@ -958,7 +1033,7 @@ class Engine:
         try:
             if self._journal.complete():
                 self._core.rules.release()
-                self._journal.flush()
+                self._flush()
                 self._kick()
         except Exception as error:
             self._fail(error)
@@ -1258,6 +1333,8 @@ class Engine:
         if self._worker is not None:
             # What it does ends at its next chunk; the folder is not let go of before.
             self._worker.shutdown()
+        if self._filer is not None:
+            self._filer.shutdown()
         if self._journal is not None:
             self._journal.close()
         if self._syncer is not None:

@@ -13,6 +13,7 @@ RaftError
   JournalDamaged       the journal on disk is not what was written (also refuses the start)
   SnapshotDamaged      so is a snapshot, and there is no older one that the journal reaches back to
   JournalFailed        a write or sync failed: the node stops, nothing is acknowledged after it
+    JournalFull        no room: nothing was written, and it may be tried again
   LogConflict          a leader asked to remove committed entries: the node stops
   ApplyFailed          the state machine raised: the node stops and names the entry
 """
@@ -171,6 +172,10 @@ class StateDiverged(RaftError):
 
 class JournalFailed(RaftError):
     """Writing or syncing the journal failed; what was not synced must never be acknowledged."""
+
+
+class JournalFull(JournalFailed):
+    """There is no room for what was to be written. The journal is as it was; try again later."""
 
 
 class LogConflict(RaftError):

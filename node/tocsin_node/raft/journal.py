@@ -18,12 +18,18 @@ Every segment starts with its own number, a random seed for its checksums (so th
 imitate a record), where the log stood (last index and term, bytes used in the segment before), and
 the term and vote, which must survive when older segments go.
 
+Room is allocated before anything is written into it, the last of it kept for terms and votes. So a
+full disk is met between groups: what gathered waits in memory, and nothing is acknowledged
+(`blocked`); a vote is still written. The next segment can be made in advance, by another thread
+(`make_spare`).
+
 The log begins after its base, the index and term of an entry that is not kept: it is covered by a
 snapshot, or it is where a new log starts. The base stands first among the entries, without payload.
 """
 
 from __future__ import annotations
 
+import errno
 import logging
 import secrets
 import struct
@@ -32,7 +38,7 @@ from pathlib import Path
 from typing import NamedTuple, SupportsIndex, overload
 
 from tocsin_node.raft.disk import DISK, Disk
-from tocsin_node.raft.errors import JournalDamaged, JournalFailed
+from tocsin_node.raft.errors import JournalDamaged, JournalFailed, JournalFull
 from tocsin_node.raft.syncer import Syncer
 
 SEGMENT_BYTES = 16 * 1024 * 1024
@@ -41,6 +47,10 @@ FORMAT_VERSION = 2
 # A slice of the log is cut here, so that one message or one loop pass over it stays short.
 SLICE_ENTRIES_MAX = 1024
 SLICE_BYTES_MAX = 64 * 1024
+
+# At the end of each segment, for what must be written although the disk is full.
+TERM_ROOM_BYTES = 4096
+SPARE_NAME = "spare.tmp"
 
 # Where a log starts that nobody gave another place. PySyncObj expects its first entry at 1.
 FIRST_INDEX = 1
@@ -125,11 +135,15 @@ class Journal:
         # What the sync under way covers: sequence number and last index.
         self._in_flight: tuple[int, int] | None = None
         self._failed = False
+        self._blocked = False
 
         self._segments: list[_Segment] = []
         self._fd = -1
         self._seed = 0
         self._size = 0
+        self._allocated = 0
+        self._term_room = TERM_ROOM_BYTES if segment_bytes >= 16 * TERM_ROOM_BYTES else 0
+        self._spare = -1
         self._head_bytes = 0
         self._name_durable = True
         # Where the log stands according to what has been written, synced or not.
@@ -179,6 +193,16 @@ class Journal:
         return self._durable_seq < self._seq
 
     @property
+    def blocked(self) -> bool:
+        """Whether what has gathered waits for room on the disk."""
+        return self._blocked and bool(self._unsynced)
+
+    @property
+    def wants_spare(self) -> bool:
+        """Whether the next segment should be made now, so that nobody has to wait for it later."""
+        return not self._failed and self._spare < 0 and self._size > self._segment_bytes // 2
+
+    @property
     def durable_index(self) -> int:
         """Index up to which the log as it is now is durable."""
         return self._durable_index
@@ -204,6 +228,8 @@ class Journal:
     def flush(self) -> None:
         """Writes the changes so far and has them synced; while a sync is under way, does nothing.
 
+        Without room on the disk it does nothing either, and the journal is `blocked`.
+
         Raises:
             JournalFailed: and from then on always; after a failed write nobody knows what is on
                 disk.
@@ -211,7 +237,10 @@ class Journal:
         if self._syncer is None:
             self.sync()
         elif self._unsynced and self._in_flight is None:
-            self._write_group()
+            try:
+                self._write_group()
+            except JournalFull:
+                return
             self._in_flight = (self._seq, self.last_index)
             self._syncer.request()
 
@@ -236,6 +265,7 @@ class Journal:
         """Makes every change so far durable before it returns.
 
         Raises:
+            JournalFull: there is no room for them; they wait, and the journal goes on.
             JournalFailed: and from then on always; after a failed sync nobody knows what is on
                 disk.
         """
@@ -258,6 +288,24 @@ class Journal:
             raise JournalFailed(f"journal {self._folder}: {error}") from error
         self._durable_seq = self._seq
         self._durable_index = self.last_index
+
+    def make_spare(self) -> int:
+        """Makes the file of the next segment; in any thread, one at a time.
+
+        Returns:
+            What `give_spare` takes.
+
+        Raises:
+            OSError: there is no room for it, for one.
+        """
+        return self._new_file(self._folder / SPARE_NAME)
+
+    def give_spare(self, fd: int) -> None:
+        """Takes over what `make_spare` has made."""
+        if self._failed or self._spare >= 0:
+            self._disk.close(fd)
+        else:
+            self._spare = fd
 
     def compact(self, index: int) -> list[Path]:
         """Forgets entries below an index, which becomes the base.
@@ -303,9 +351,10 @@ class Journal:
 
     def close(self) -> None:
         """Closes the file. What was not synced may or may not be there later."""
-        if self._fd >= 0:
-            self._disk.close(self._fd)
-            self._fd = -1
+        for fd in (self._fd, self._spare):
+            if fd >= 0:
+                self._disk.close(fd)
+        self._fd = self._spare = -1
         self._failed = True
 
     # What PySyncObj calls.
@@ -354,7 +403,10 @@ class Journal:
         self._term = term
         self._vote = votedForNodeId
         self._change(_TYPE_TERM, 0, term, (votedForNodeId or "").encode())
-        self.sync()
+        try:
+            self.sync()
+        except JournalFull:
+            self._write_term_alone()
 
     def getCurrentTerm(self) -> int:  # noqa: N802
         return self._term
@@ -385,17 +437,68 @@ class Journal:
         """Writes what has gathered. Only called when everything written before is durable."""
         if self._failed or self._fd < 0:
             raise JournalFailed("the journal is closed or has failed before")
+        data = self._encode(self._unsynced)
         try:
-            data = self._encode(self._unsynced)
-            if self._size + len(data) > self._segment_bytes and self._size > self._head_bytes:
+            end = self._size + len(data) + self._term_room
+            if end > self._segment_bytes and self._size > self._head_bytes:
                 self._start_segment(replaced=False)
                 data = self._encode(self._unsynced)
+            self._allocate(self._size + len(data) + self._term_room)
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                if not self._blocked:
+                    logger.error("journal %s: there is no room for more", self._folder)
+                self._blocked = True
+                raise JournalFull(f"journal {self._folder}: {error.strerror}") from error
+            self._failed = True
+            raise JournalFailed(f"journal {self._folder}: {error}") from error
+        try:
             self._write(data)
+        except OSError as error:
+            # Allocated room is written without asking for more, so nobody knows what this left.
+            self._failed = True
+            raise JournalFailed(f"journal {self._folder}: {error}") from error
+        self._blocked = False
+        self._unsynced.clear()
+        self._written = Base(self.last_index, self._entries[-1][2])
+
+    def _write_term_alone(self) -> None:
+        """Writes the newest change, which is of term and vote, ahead of what waits for room."""
+        term = self._unsynced.pop()
+        data = self._encode([term])
+        try:
+            if self._size + len(data) > self._allocated:
+                raise OSError(errno.ENOSPC, "no room is left for a vote")
+            self._write(data)
+            self._sync_file()
         except OSError as error:
             self._failed = True
             raise JournalFailed(f"journal {self._folder}: {error}") from error
-        self._unsynced.clear()
-        self._written = Base(self.last_index, self._entries[-1][2])
+        if not self._unsynced:
+            self._durable_seq = self._seq
+
+    def _allocate(self, size_bytes: int) -> None:
+        if size_bytes > self._allocated:
+            self._disk.allocate(self._fd, size_bytes)
+            self._allocated = size_bytes
+
+    def _new_file(self, path: Path) -> int:
+        """A file with its room, and nothing in it; after an OSError there is none."""
+        fd = self._disk.create(path)
+        try:
+            self._disk.allocate(fd, self._segment_bytes)
+        except BaseException:
+            self._disk.close(fd)
+            self._disk.remove(path)
+            raise
+        return fd
+
+    def _next_file(self, path: Path) -> int:
+        if self._spare < 0:
+            return self._new_file(path)
+        self._disk.rename(self._folder / SPARE_NAME, path)
+        fd, self._spare = self._spare, -1
+        return fd
 
     def _encode(self, records: list[tuple[int, int, int, bytes]]) -> bytes:
         parts = []
@@ -427,13 +530,13 @@ class Journal:
         last = self._segments[-1].number if self._segments else 0
         used = self._size
         path = self._folder / _segment_name(last + 1)
-        fd = self._disk.create(path)
+        fd = self._next_file(path)
         if self._fd >= 0:
             self._disk.truncate(self._fd, used)
             self._disk.close(self._fd)
         self._fd = fd
+        self._allocated = self._segment_bytes
         self._name_durable = False
-        self._disk.allocate(fd, self._segment_bytes)
         self._seed = secrets.randbits(32)
         self._size = 0
         if replaced:
@@ -453,7 +556,10 @@ class Journal:
     # Reading.
 
     def _load(self, snapshot: Base | None, first_index: int) -> None:
-        names = [name for name in self._disk.names(self._folder) if name.endswith(".seg")]
+        found = self._disk.names(self._folder)
+        if SPARE_NAME in found:
+            self._disk.remove(self._folder / SPARE_NAME)
+        names = [name for name in found if name.endswith(".seg")]
         for name in names:
             self._load_segment(self._folder / name, last=name == names[-1])
         if not self._entries:
@@ -550,9 +656,11 @@ class Journal:
         self._fd = self._disk.open(path)
         self._seed = seed
         self._head_bytes = head_bytes
+        self._allocated = len(data)
         if torn or len(data) < self._segment_bytes:
             self._disk.truncate(self._fd, offset)
-            self._disk.allocate(self._fd, max(self._segment_bytes, offset))
+            self._allocated = max(self._segment_bytes, offset)
+            self._disk.allocate(self._fd, self._allocated)
         # What was read may still be only in the page cache, and will be acknowledged as held.
         self._disk.sync(self._fd)
         self._disk.sync_folder(self._folder)

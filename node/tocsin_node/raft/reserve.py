@@ -51,6 +51,14 @@ class DiskReserve:
         if not self.low and not self._held and free >= self._margin_bytes + self._reserve_bytes:
             self._take()
 
+    def release(self) -> None:
+        """Gives up the reserve, as what it is kept for needs it now. Raises OSError."""
+        if not self.low:
+            logger.error("data folder %s: the disk is full; its reserve is used", self._folder)
+        self.low = True
+        if self._held:
+            self._give_up()
+
     def _take(self) -> None:
         self._held = True
         if not self._reserve_bytes:
@@ -58,6 +66,9 @@ class DiskReserve:
         fd = self._disk.create(self._file)
         try:
             self._disk.allocate(fd, self._reserve_bytes)
+        except OSError:
+            self._give_up()
+            raise
         finally:
             self._disk.close(fd)
 
