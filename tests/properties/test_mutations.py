@@ -229,8 +229,8 @@ MUTATIONS = (
     Mutation(
         "an occurrence is fired early",
         machine._fire_job,
-        "early or decision.due_time_ms > now_ms",
-        "early",
+        "decision.due_time_ms > now_ms",
+        "False",
     ),
     Mutation(
         "the mark goes ahead of time",

@@ -14,6 +14,7 @@ from collections.abc import Iterable
 
 from msgspec.structs import replace
 
+from tocsin_node.core.book import Book
 from tocsin_node.core.model import SECOND_MS, Gate, Run, Scope, ScopeKind, utc_text
 from tocsin_node.core.result import Reason, Rejected
 from tocsin_node.core.state import State
@@ -23,9 +24,10 @@ _GATED = frozenset({ScopeKind.QUEUE, ScopeKind.NAMESPACE})
 
 def refused_by(state: State, run: Run, *, now_ms: int) -> Rejected | None:
     """The first limit that keeps a run from being granted now; None: none does."""
-    if not is_limited(state, run):
+    book = state.book_of(run)
+    if not is_limited(state, run.job, book):
         return None
-    for scope in state.scopes_of(run):
+    for scope in book.scopes:
         gate = state.gates.get(scope) if scope[0] in _GATED else None
         if gate is not None and (refusal := _shut(gate, run, now_ms=now_ms)) is not None:
             return refusal
@@ -35,10 +37,10 @@ def refused_by(state: State, run: Run, *, now_ms: int) -> Rejected | None:
     return None
 
 
-def is_limited(state: State, run: Run) -> bool:
-    """Whether any scope of a run may have a limit: quick, since most have none."""
-    return bool(state.gates or len(state.scopes_of(run)) > 3) or (
-        state.jobs[run.job].template.max_concurrent_runs > 0
+def is_limited(state: State, job: str, book: Book) -> bool:
+    """Whether any scope of a job's run may have a limit: quick, since most have none."""
+    return (
+        bool(state.gates) or len(book.cells) > 3 or state.jobs[job].template.max_concurrent_runs > 0
     )
 
 

@@ -420,7 +420,8 @@ def _fire_job(state: State, name: str, uid: int, version: int, fire: Fire | Fire
     plan, now_ms = fire.plan, state.time_ms
     early = plan.mark_time_ms > now_ms
     for decision in fire.decisions:
-        early = early or decision.due_time_ms > now_ms
+        if decision.due_time_ms > now_ms:
+            early = True
     if early:
         # What is only skipped has no due time, and must not be decided ahead of it either.
         return Rejected(Reason.NOT_DUE, f"an occurrence of {job.name} is not due yet")
@@ -457,7 +458,7 @@ def _decide(state: State, job: Job, decision: Decision, *, used_up: bool) -> int
         outcome = decision.behind_outcome
         reason = decision.behind_reason or _BEHIND_REASONS[outcome]
         _record_behind(state, job, decision, outcome, reason=reason)
-        decision = replace(decision, behind_count=0, stretches=())
+        decision, behind = replace(decision, behind_count=0, stretches=()), ()
     occurrence_ms = decision.occurrence_ms
     if occurrence_ms is None:
         return 0
@@ -488,7 +489,7 @@ def _decide(state: State, job: Job, decision: Decision, *, used_up: bool) -> int
         )
     else:
         run = _new_run(state, job, decision, occurrence_ms)
-        if decision.behind_count or decision.stretches:
+        if behind:
             _record_behind(state, job, decision, Outcome.COALESCED, run=run.name)
         # A run that its start deadline may still end is named, so that its range stays apart and
         # can become SKIPPED. When it has started or is cancelled, it gives the name up.
@@ -496,7 +497,7 @@ def _decide(state: State, job: Job, decision: Decision, *, used_up: bool) -> int
         state.record(job, occurrence_ms, occurrence_ms, 1, _RUN, run=open_name)
         if run.name not in state.runs:  # firing the same occurrence twice is a no-op
             state.add_run(run)
-    return _covered_count(decision)
+    return _covered_count(decision) if behind else 1
 
 
 def _starts_too_late(state: State, job: Job, decision: Decision) -> bool:
@@ -571,6 +572,7 @@ def _executed_alike(made: JobSpec, present: JobSpec) -> bool:
 
 
 def _new_run(state: State, job: Job, decision: Decision, occurrence_ms: int) -> Run:
+    alone = not (decision.behind_count or decision.stretches)
     return Run(
         name=f"{job.name}/{utc_name(occurrence_ms)}",
         job=job.name,
@@ -582,9 +584,9 @@ def _new_run(state: State, job: Job, decision: Decision, occurrence_ms: int) -> 
         create_time_ms=state.time_ms,
         revision=state.index,
         ready_time_ms=decision.due_time_ms,
-        covers_from_ms=_covers_from_ms(decision, occurrence_ms),
+        covers_from_ms=occurrence_ms if alone else _covers_from_ms(decision, occurrence_ms),
         covers_to_ms=occurrence_ms,
-        covers_count=_covered_count(decision),
+        covers_count=1 if alone else _covered_count(decision),
         create_index=state.index,
     )
 
@@ -657,7 +659,7 @@ def _grant_run(state: State, name: str, grant: Grant | Grants) -> Result:
     index, book = state.index, state.book_of(run)
     if book.cell.granted_index == index and (run.last_token == index or book.excludes):
         return Rejected(Reason.BLOCKED, f"job {run.job} had a grant in the same entry")
-    if limits.is_limited(state, run):
+    if limits.is_limited(state, run.job, book):
         for cell in book.cells:
             if cell.granted_index == index and limits.most_held(state, run, cell.scope) == 1:
                 message = f"{limits.words(cell.scope)} had a grant in the same entry"
@@ -1120,9 +1122,10 @@ def _begin_version(state: State, job: Job, plan: Plan, **changes: Any) -> Job:
 def _planned(job: Job, plan: Plan, *, run_count: int) -> Job:
     """The job with a plan. Once `max_runs` is used up no further time comes, and the mark rests."""
     finished = 0 < job.template.max_runs <= run_count
+    mark_ms = plan.mark_time_ms
     return replace(
         job,
-        mark_time_ms=max(job.mark_time_ms, plan.mark_time_ms),
+        mark_time_ms=mark_ms if mark_ms > job.mark_time_ms else job.mark_time_ms,
         next_time_ms=None if finished else plan.next_time_ms,
         due_time_ms=None if finished else plan.due_time_ms,
         run_count=run_count,

@@ -450,7 +450,9 @@ class State:
         if before.state is _PENDING:
             del book.pending[name]
             if name in book.scheduled:
-                self._unindex_scheduled(book, name)
+                del book.scheduled[name]
+                if book.shuffled and not book.scheduled:
+                    book.shuffled = False
             book.active[name] = None
             if book.excludes:
                 book.excluding[name] = None
