@@ -9,13 +9,22 @@ its definition, in its order (`State.calendars_of`).
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 
 from msgspec.structs import replace
 
 from tocsin_node.core import wide
 from tocsin_node.core.command import Decision, Plan, ReplanJob
-from tocsin_node.core.model import CalendarSpec, Job, JobSpec, Misfire, Outcome, ScheduleKind
+from tocsin_node.core.model import (
+    SECOND_MS,
+    CalendarSpec,
+    Job,
+    JobSpec,
+    Misfire,
+    Outcome,
+    ScheduleKind,
+)
 from tocsin_node.core.state import State
 from tocsin_node.excluded import COUNT_EXACT_MAX, Around
 from tocsin_node.schedule import Timetable, jitter_ms
@@ -226,7 +235,7 @@ def _decide(
     decisions: list[Decision] = []
     mark_ms, next_ms = job.mark_time_ms, job.next_time_ms
     if next_ms is not None and next_ms <= late_until_ms:
-        decisions, mark_ms = _misfired(job, table, late_until_ms)
+        decisions, mark_ms = _misfired(job, table, late_until_ms, most)
         next_ms = table.next_after(mark_ms)
     while next_ms is not None and next_ms <= until_ms:
         if len(decisions) >= most:
@@ -237,8 +246,13 @@ def _decide(
     return tuple(decisions), Plan(mark_ms, next_ms, due_ms)
 
 
-def _misfired(job: Job, table: Timetable, until_ms: int) -> tuple[list[Decision], int]:
-    """What the misfire policy makes of the nominal times up to `until_ms`, and the last of them."""
+def _misfired(job: Job, table: Timetable, until_ms: int, most: int) -> tuple[list[Decision], int]:
+    """What the misfire policy makes of the nominal times up to `until_ms`, and the last of them.
+
+    Args:
+        most: of the occurrences that run, leave those beyond so many to the next command, which
+            finds them to be all that is left.
+    """
     first_ms = job.next_time_ms
     last_ms = table.latest_at_or_before(until_ms, job.mark_time_ms)
     assert first_ms is not None, f"{job.name}: nothing is due"
@@ -248,12 +262,10 @@ def _misfired(job: Job, table: Timetable, until_ms: int) -> tuple[list[Decision]
         missed = _behind(table, job.mark_time_ms, first_ms, last_ms, Outcome.MISSED)
         return [missed], last_ms
     kept = [last_ms]
-    wanted = job.template.catchup_limit if job.template.misfire is Misfire.ALL else 1
-    while len(kept) < wanted and kept[-1] > first_ms:
-        before_ms = table.latest_at_or_before(kept[-1] - 1, job.mark_time_ms)
-        assert before_ms is not None, f"{job.name}: nothing between its mark and its occurrence"
-        kept.append(before_ms)
-    kept.reverse()
+    if job.template.misfire is Misfire.ALL:
+        kept = newest_times(table, job.mark_time_ms, until_ms, job.template.catchup_limit)
+        kept = kept[:most]
+        last_ms = kept[-1]
     decisions = [Decision(time_ms, time_ms + offset_ms, late=True) for time_ms in kept]
     if kept[0] > first_ms:
         all_kept = job.template.misfire is Misfire.ALL
@@ -271,6 +283,26 @@ def _misfired(job: Job, table: Timetable, until_ms: int) -> tuple[list[Decision]
             behind_outcome=outcome,
         )
     return decisions, last_ms
+
+
+def newest_times(table: Timetable, after_ms: int, until_ms: int, most: int) -> list[int]:
+    """The newest nominal times in (after_ms, until_ms], at most so many, oldest first.
+
+    Costs a few passes over about as many times, however long the span and whatever comes before.
+    """
+    span_ms = most * SECOND_MS
+    few_ms, from_ms = until_ms, max(after_ms, until_ms - span_ms)
+    while from_ms > after_ms and table.count_between(from_ms, until_ms, most)[0] < most:
+        span_ms *= 2
+        few_ms, from_ms = from_ms, max(after_ms, until_ms - span_ms)
+    # Where they lay closer together before, there may now be very many.
+    while few_ms - from_ms > SECOND_MS and not table.count_between(from_ms, until_ms, 4 * most)[1]:
+        middle_ms = (from_ms + few_ms) // 2
+        if table.count_between(middle_ms, until_ms, most)[0] < most:
+            few_ms = middle_ms
+        else:
+            from_ms = middle_ms
+    return list(deque(table.between(from_ms, until_ms), maxlen=most))
 
 
 def _passed_over(job: Job, now_ms: int) -> tuple[Decision, ...]:

@@ -9,7 +9,9 @@ import pytest
 
 from tests.core.conftest import NAME, T0, Machine
 from tocsin_node import planner
+from tocsin_node.audit import audit, open_book
 from tocsin_node.core import command as c
+from tocsin_node.core import ledger as ledger_module
 from tocsin_node.core import limits, machine
 from tocsin_node.core.lease import RETRY_AFTER_MS_MAX
 from tocsin_node.core.model import (
@@ -889,3 +891,43 @@ def test_a_rate_keeps_its_share_of_a_permit_when_its_interval_changes(m: Machine
     assert m.refused(c.Grant(second, "w1", "w1")) is Reason.BLOCKED
     m.now_ms += 1
     m.grant(second)
+
+
+def test_a_repeated_cancel_gets_the_answer_that_was_given_first(m: Machine) -> None:
+    m.create(overlap=Overlap.ALLOW)
+    m.due()
+    m.due()
+    m.succeed(FIRST, m.grant(FIRST))
+    names = (FIRST, SECOND, "default/job/none", "default/job/nothing")
+    cancel = c.CancelRuns(m.request(), names, "enough")
+    answer = m.done(cancel)
+    assert answer == (Reason.RUN_FINISHED, None, Reason.RUN_NOT_FOUND, Reason.RUN_NOT_FOUND)
+    assert m.one(cancel) == Applied(answer, repeated=True)
+    retry = c.RetryRuns(m.request(), names)
+    answer = m.done(retry)
+    assert answer[:2] == (Reason.RUN_SUCCEEDED, None)
+    assert m.one(retry) == Applied(answer, repeated=True)
+
+
+def test_the_ledger_of_one_job_has_a_bounded_number_of_ranges_and_says_from_when_on(
+    m: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that covers others has a range of its own, so a slow job gets two with each run."""
+    monkeypatch.setattr(ledger_module, "RANGES_MAX", 10)
+    m.create()
+    for _ in range(12):
+        m.due()
+        run = m.runs()[-1]
+        token = m.grant(run.name)
+        m.due()
+        m.due()
+        m.succeed(run.name, token)
+        waiting = m.runs()[-1]
+        m.succeed(waiting.name, m.grant(waiting.name))
+    ledger = m.state.ledger[NAME]
+    assert len(ledger.ranges) == 10
+    assert ledger.floor_ms == ledger.ranges[0].from_ms - 10_000
+    *_, found = audit(open_book(m.state, NAME))
+    assert found.faults == []
+    assert found.after_ms == ledger.floor_ms, "what is gone is not called a fault"
+    assert snapshot(restore(snapshot(m.state))) == snapshot(m.state)

@@ -198,3 +198,24 @@ async def test_a_job_that_cannot_be_planned_holds_up_nobody(
         await node.update("default/broken", payload=b"changed")
         await asyncio.sleep(1)
         assert fired(node, "default/broken") != []
+
+
+@virtual
+async def test_while_too_many_runs_wait_marks_stand_still_and_nothing_is_lost() -> None:
+    async with Node() as node:
+        limits = replace(node.state.limits, pending_runs=3)
+        await node.propose(c.BeginTerm(1, "n1", limits, "wall"))
+        for number in range(5):
+            await node.create(f"default/j{number}", every_s=10)
+        await asyncio.sleep(35)
+        assert len(node.state.waiting) == 3
+        assert all(isinstance(result, Applied) for _, _, result in node.engine.applied(c.Fire))
+        waiting = [job for job in node.state.jobs.values() if job.mark_time_ms <= T0_MS + 9_999]
+        assert len(waiting) == 2
+        names = tuple(node.state.waiting)
+        await node.propose(c.CancelRuns(node.request(), names, "make room"))
+        await asyncio.sleep(1)
+        for job in waiting:
+            (run,) = node.state.runs_by_job.get(job.name, {})
+            late = node.state.runs[run]
+            assert (late.nominal_time_ms, late.covers_count) == (T0_MS + 10_000, 3)

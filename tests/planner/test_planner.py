@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from tocsin_node import planner
 from tocsin_node.core.command import Decision, Plan
 from tocsin_node.core.model import Job, JobSpec, Misfire, Outcome, Schedule, ScheduleKind
+from tocsin_node.schedule import Timetable
 
 T0 = 1_800_000_000_000
 NAME = "default/job"
@@ -126,3 +127,50 @@ def test_a_resumed_job_leaves_to_the_ticker_what_an_entry_cannot_hold() -> None:
     decisions, plan = planner.resume(behind, T0 + 2_000_000)
     assert len(decisions) == planner.SETTLE_MAX
     assert plan == Plan(T0 + 1_000_000, T0 + 1_001_000, T0 + 1_001_000)
+
+
+def test_the_newest_times_are_found_however_they_lie() -> None:
+    """Dense once and sparse since, the other way round, and the same all along."""
+    hour_ms = 3_600_000
+    every_second = Schedule(ScheduleKind.EVERY, every_ms=1_000, end_time_ms=T0 + 5_000_000)
+    daily = Schedule(ScheduleKind.EVERY, every_ms=24 * hour_ms)
+    late = Schedule(ScheduleKind.EVERY, every_ms=1_000, start_time_ms=T0 + 8_000_000)
+    tables = (
+        (every_second, daily),
+        (daily, late),
+        (Schedule(ScheduleKind.EVERY, every_ms=7_000),),
+        (Schedule(ScheduleKind.AT, at_time_ms=T0 + 77_000),),
+    )
+    for schedules in tables:
+        table = Timetable.build(schedules, anchor_time_ms=T0)
+        for until_ms in (T0, T0 + 90_000, T0 + 5_003_000, T0 + 9_000_000, T0 + 80 * hour_ms):
+            everything = list(table.between(T0, min(until_ms, T0 + 9_000_000)))
+            if until_ms > T0 + 9_000_000:
+                everything = list(table.between(T0, until_ms))
+            for most in (1, 3, 100):
+                found = planner.newest_times(table, T0, until_ms, most)
+                assert found == everything[-most:], (schedules, until_ms, most)
+
+
+def test_a_long_catch_up_is_decided_in_several_commands_and_comes_to_the_same() -> None:
+    started = job(misfire=Misfire.ALL, catchup_limit=250)
+    now_ms = T0 + 10_000_000
+    runs: list[int] = []
+    missed = 0
+    for _ in range(3):
+        decisions, plan = planner.due(started, now_ms)
+        assert len(decisions) <= planner.DECISIONS_MAX
+        missed += sum(each.behind_count for each in decisions)
+        runs += [each.occurrence_ms for each in decisions if each.occurrence_ms is not None]
+        started = replace(
+            started,
+            mark_time_ms=plan.mark_time_ms,
+            next_time_ms=plan.next_time_ms,
+            due_time_ms=plan.due_time_ms,
+        )
+    assert started.next_time_ms is not None
+    assert started.next_time_ms > now_ms
+    late = [ms for ms in runs if ms + 60_000 < now_ms]
+    on_time = len(runs) - len(late)
+    assert (len(late), missed) == (250, 1_000 - 250 - on_time)
+    assert runs == list(range(runs[0], now_ms + 1, 10_000))

@@ -841,7 +841,7 @@ def _save_checkpoint(state: State, command: SaveCheckpoint) -> Result:
 
 def _cancel_runs(state: State, command: CancelRuns) -> Result:
     if (known := _known_request(state, command.request, {})) is not None:
-        return known if isinstance(known, Rejected) else Applied((None,) * len(command.names), True)
+        return _same_refusals(state, command.request, known)
     refusals: list[Reason | None] = []
     for name in command.names:
         run = state.runs.get(name)
@@ -852,21 +852,39 @@ def _cancel_runs(state: State, command: CancelRuns) -> Result:
         else:
             _cancel(state, run, command.reason or "cancelled by request")
             refusals.append(None)
-    _remember(state, command.request, str(refusals.count(None)))
+    _remember(state, command.request, _refusals_text(refusals))
     return Applied(tuple(refusals))
 
 
 def _retry_runs(state: State, command: RetryRuns) -> Result:
     if (known := _known_request(state, command.request, {})) is not None:
-        return known if isinstance(known, Rejected) else Applied((None,) * len(command.names), True)
+        return _same_refusals(state, command.request, known)
     refusals: list[Reason | None] = []
     for name in command.names:
         refused = _cannot_retry(state, name)
         refusals.append(refused)
         if refused is None:
             state.put_run(_anew(state, state.runs[name]))
-    _remember(state, command.request, str(refusals.count(None)))
+    _remember(state, command.request, _refusals_text(refusals))
     return Applied(tuple(refusals))
+
+
+def _refusals_text(refusals: Sequence[Reason | None]) -> str:
+    """What became of each run of a request, as counts in their order: `3+ 1RUN_NOT_FOUND`."""
+    marks = ["+" if reason is None else str(reason) for reason in refusals]
+    return " ".join(f"{len(list(same))}{mark}" for mark, same in itertools.groupby(marks))
+
+
+def _same_refusals(state: State, key: RequestKey, known: Result) -> Result:
+    """The answer to a request about many runs, as it was given first."""
+    if isinstance(known, Rejected):
+        return known
+    refusals: list[Reason | None] = []
+    for part in state.requests[key.id].subject.split():
+        mark = part.lstrip("0123456789")
+        reason = None if mark == "+" else Reason(mark)
+        refusals += [reason] * int(part[: len(part) - len(mark)])
+    return Applied(tuple(refusals), repeated=True)
 
 
 def _cannot_retry(state: State, name: str) -> Reason | None:

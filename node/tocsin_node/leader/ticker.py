@@ -53,6 +53,7 @@ class Ticker:
         self._backlog: deque[Job] = deque()
         self._in_flight: set[str] = set()  # jobs with a decision on its way; asked, never walked
         self._unplannable: dict[str, Job] = {}  # left alone until they change
+        self._full = False  # as many runs are waiting as may
         replica.subscribe(self._on_changes)
 
     def start(self, term: int) -> None:
@@ -61,6 +62,7 @@ class Ticker:
         self._backlog.clear()
         self._in_flight.clear()
         self._unplannable.clear()
+        self._full = False
         self._loop = asyncio.ensure_future(repeat(self._pass, "ticker"))
 
     async def stop(self) -> None:
@@ -77,7 +79,7 @@ class Ticker:
         self._wake.set()
 
     def _on_changes(self, changes: Changes) -> None:
-        if self._loop is not None and changes.jobs:
+        if self._loop is not None and (changes.jobs or (self._full and changes.runs)):
             self._wake.set()
 
     async def _pass(self) -> None:
@@ -88,14 +90,32 @@ class Ticker:
         if not self._replica.clock.is_known:
             await self._wake.wait(SLEEP_MS_MAX)  # see cluster_time.py: nothing fires
             return
+        room = self._room()
+        if room <= 0:
+            await self._wake.wait(SLEEP_MS_MAX)
+            return
         if not self._backlog:
             self._refill()
-        batch = await self._plan()
+        batch = await self._plan(min(room, BATCH_MAX))
         if batch:
             self._in_flight.update(fire.name for fire in batch)
             self._tasks.spawn(self._propose(batch), "a proposal of the ticker")
         elif not self._backlog:
             await self._wake.wait(self._sleep_ms())
+
+    def _room(self) -> int:
+        """How many more runs may wait in the cluster; while there is no room, marks stand still.
+
+        A fire is never refused by a limit: what comes due is decided late, by the misfire and
+        overlap policies, and nothing is lost.
+        """
+        state = self._replica.state
+        room = state.limits.pending_runs - len(state.waiting) - len(self._in_flight)
+        if room <= 0 and not self._full:
+            most = state.limits.pending_runs
+            log.warning("nothing fires while %d runs are waiting, the most there may be", most)
+        self._full = room <= 0
+        return room
 
     def _refill(self) -> None:
         skipped = len(self._in_flight) + len(self._unplannable)
@@ -105,12 +125,12 @@ class Ticker:
     def _may_plan(self, job: Job) -> bool:
         return job.name not in self._in_flight and self._unplannable.get(job.name) is not job
 
-    async def _plan(self) -> list[Fire | ReplanJob]:
+    async def _plan(self, most: int) -> list[Fire | ReplanJob]:
         """Decides jobs of the backlog, giving way to the rest of the node between slices."""
         state, clock = self._replica.state, self._replica.clock
         batch: dict[str, Fire | ReplanJob] = {}
         began_ms = clock.elapsed_ms()
-        while self._backlog and len(batch) < BATCH_MAX:
+        while self._backlog and len(batch) < most:
             job = self._backlog.popleft()
             if state.jobs.get(job.name) is not job or not self._may_plan(job):
                 continue  # it changed since it was found due; if it still is, it is found again
@@ -120,7 +140,8 @@ class Ticker:
             if clock.elapsed_ms() - began_ms >= SLICE_MS:
                 await asyncio.sleep(0)
                 began_ms = clock.elapsed_ms()
-        return list(batch.values())
+        # Neighbours that say the same travel as one, see core/pack.py.
+        return sorted(batch.values(), key=_moves)
 
     def _decide(self, job: Job, now_ms: int) -> Fire | ReplanJob | None:
         """One job's decision; a job that cannot be decided must not keep the others from firing.
@@ -196,3 +217,8 @@ class Ticker:
             if job.due_time_ms is not None and job.due_time_ms > now_ms
         ]
         return min([*later_ms, SECOND_MS if len(found) < BACKLOG_MAX else CROWDED_MS])
+
+
+def _moves(step: Fire | ReplanJob) -> tuple[int, int, int]:
+    """From where to where a decision moves its job."""
+    return step.mark_time_ms, step.plan.mark_time_ms, step.plan.next_time_ms or 0
