@@ -32,6 +32,7 @@ log = logging.getLogger("tocsin.worker")
 FIRST_FRAME_WITHIN = 3.0  # seconds from dialling to Welcome or Redirect
 SILENCE_MAX = 3.0  # seconds without a frame, after which another node is dialled
 HEARTBEAT_EVERY = 0.8  # seconds at the latest; each side sends something at least every second
+REPORT_EVERY = 0.01  # seconds between two frames of reports, unless they fill one
 COALESCE = 0.02  # seconds between two credit frames
 ACKNOWLEDGE_AFTER = 0.05  # seconds from an assignment to the heartbeat that names it
 NAMED_AFTER = 0.5  # seconds from an assignment, after which it is named even if it has ended
@@ -318,6 +319,7 @@ class Session:
         self._heartbeat_sent = float("-inf")  # one that names everything
         self._heartbeat_extra = float("-inf")  # any
         self._report_seq = 0
+        self._reports_sent = float("-inf")
         self._batch_max = BATCH_DEFAULT
         self._assign_seq = 0
         self._credit: tuple[int, int] | None = None  # slots and sequence, as last sent
@@ -538,7 +540,8 @@ class Session:
             return worker_pb2.SessionRequest(drain=drain)
         if now >= self._heartbeat_due():
             return worker_pb2.SessionRequest(heartbeat=self._heartbeat(now))
-        if self._unsent:
+        if now >= self._reports_due():
+            self._reports_sent = now
             return worker_pb2.SessionRequest(completions=self._completions())
         if self._checkpoints and any(not one.seq for one in self._checkpoints.values()):
             return worker_pb2.SessionRequest(checkpoints=self._unsent_checkpoints())
@@ -550,7 +553,7 @@ class Session:
         return None
 
     def _until_due(self) -> float:
-        due = min(self._heartbeat_due(), self._credit_due())
+        due = min(self._heartbeat_due(), self._credit_due(), self._reports_due())
         return min(TICK, max(0.0, due - self._clock()))
 
     def _heartbeat_due(self) -> float:
@@ -604,6 +607,14 @@ class Session:
             items.append(item)
         self._report_seq += 1
         return worker_pb2.Completions(seq=self._report_seq, items=items)
+
+    def _reports_due(self) -> float:
+        """A lone report leaves at once, and what follows gathers for a moment."""
+        if not self._unsent:
+            return float("inf")
+        if len(self._unsent) >= self._batch_max:
+            return float("-inf")
+        return self._reports_sent + REPORT_EVERY
 
     # Checkpoints
 

@@ -53,6 +53,7 @@ QUEUES_MAX = 100
 HANDLERS_MAX = 1_000
 SLOTS_MAX = 10_000
 LABELS_MAX = 32
+SHAPES_MAX = 1_000  # of assignments, that are remembered
 ERROR_KIND_LENGTH_MAX = 128
 ERROR_MESSAGE_LENGTH_MAX = 4 * 1024
 
@@ -469,7 +470,8 @@ class _Stream:
             results = await self._propose_reports(completions.items)
             acks = worker_pb2.CompletionAcks(seq=completions.seq)
             for item, result in zip(completions.items, results, strict=True):
-                acks.items.append(self._report_ack(item, result))
+                outcome, token = _outcome(result)
+                acks.items.add(lease=item.lease, outcome=outcome, current_token=token)
             self._send(_Frame(completion_acks=acks))
         except Refusal as refusal:
             self._end(refusal)
@@ -521,14 +523,6 @@ class _Stream:
             if releases and self._service.dispatcher.started:
                 leases.end_soon(releases)
             raise
-
-    def _report_ack(
-        self, item: worker_pb2.Completions.Item, result: Result
-    ) -> worker_pb2.CompletionAcks.Item:
-        outcome, token = _outcome(result)
-        return worker_pb2.CompletionAcks.Item(
-            lease=item.lease, outcome=outcome, current_token=token
-        )
 
 
 def _outcome(result: Result) -> tuple[worker_pb2.CompletionOutcome.ValueType, int]:
@@ -612,26 +606,49 @@ def _check_labels(faults: Faults, labels: Mapping[str, str]) -> None:
             faults.expected("hello.labels", f"{key}={value}", allowed)
 
 
+_Shape = tuple[str, str, str, int, int, int]
+_shapes: dict[_Shape, worker_pb2.Assignments.Item] = {}
+
+
+def _shape_of(spec: JobSpec, lease_ms: int) -> worker_pb2.Assignments.Item:
+    """What the assignments of many jobs have in common, to be copied as a whole."""
+    timeout_ms, most = spec.attempt_timeout_ms, spec.retry.max_attempts
+    key = (spec.handler, spec.queue, spec.content_type, lease_ms, timeout_ms, most)
+    shape = _shapes.get(key)
+    if shape is None:
+        shape = worker_pb2.Assignments.Item(
+            handler=spec.handler,
+            queue=spec.queue,
+            content_type=spec.content_type,
+            max_attempts=most,
+        )
+        shape.lease_duration.FromMilliseconds(lease_ms)
+        shape.attempt_timeout.FromMilliseconds(timeout_ms)
+        if len(_shapes) >= SHAPES_MAX:
+            _shapes.clear()
+        _shapes[key] = shape
+    return shape
+
+
 def _fill_assignment(item: worker_pb2.Assignments.Item, run: Run, spec: JobSpec) -> None:
-    assert run.lease is not None, f"{run.name} is assigned without a lease"
-    item.lease.run = run.name
-    item.lease.attempt = run.lease.attempt
-    item.lease.fencing_token = run.lease.token
-    item.handler = spec.handler
-    item.queue = spec.queue
+    granted = run.lease
+    assert granted is not None, f"{run.name} is assigned without a lease"
+    item.MergeFrom(_shape_of(spec, granted.duration_ms))
+    lease = item.lease
+    lease.run = run.name
+    lease.attempt = granted.attempt
+    lease.fencing_token = granted.token
     item.payload = spec.payload if run.payload is None else run.payload
-    item.content_type = spec.content_type
     item.idempotency_key = idempotency_key(run)
     _convert.put_time(item.nominal_time, run.nominal_time_ms)
     _convert.put_time(item.due_time, run.due_time_ms)
-    item.lease_duration.FromMilliseconds(run.lease.duration_ms)
-    item.attempt_timeout.FromMilliseconds(spec.attempt_timeout_ms)
-    item.max_attempts = spec.retry.max_attempts
     _convert.put_time(item.covers_from_time, run.covers_from_ms)
     _convert.put_time(item.covers_to_time, run.covers_to_ms)
     item.covers_count = run.covers_count
-    item.checkpoint = run.checkpoint
-    item.upstream_run = run.upstream
+    if run.checkpoint:
+        item.checkpoint = run.checkpoint
+    if run.upstream:
+        item.upstream_run = run.upstream
 
 
 def _command_of(item: worker_pb2.Completions.Item, *, result_bytes_max: int) -> Complete | Release:

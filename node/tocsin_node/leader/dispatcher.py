@@ -25,7 +25,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from tocsin_node.core import lease as rules
 from tocsin_node.core import limits
@@ -33,6 +33,7 @@ from tocsin_node.core.command import Grant, Release
 from tocsin_node.core.model import (
     FINAL_STATES,
     JobSpec,
+    Overlap,
     Run,
     RunState,
     Scope,
@@ -50,6 +51,7 @@ BATCH_MAX = 1_000  # grants in one proposal
 BATCHES_IN_FLIGHT_MAX = 4
 SLICE_MS = 4  # work between two turns of the event loop
 SLICE_STEPS = 50  # steps between two looks at the clock
+JOB_SCOPES = 3  # what every run counts in: its queue, its namespace and its job
 AGAIN_MS = 100  # before a run is tried again whose grant was refused though it looked ready
 FRAME_BYTES_MAX = 1024 * 1024  # payloads in one frame of assignments
 BACKLOG_BYTES_MAX = 4 * 1024 * 1024  # payloads on their way to one worker; it gets no more above
@@ -135,8 +137,7 @@ class _Place(enum.Enum):
     GRANTING = enum.auto()
 
 
-@dataclass(frozen=True, slots=True)
-class _Pick:
+class _Pick(NamedTuple):
     run: str
     job: str
     alone: bool
@@ -369,18 +370,21 @@ class Dispatcher:
 
     async def _take_in_changes(self) -> None:
         clock = self._replica.clock
-        began_ms = clock.elapsed_ms()
-        steps = 0
+        began_ms, now_ms = clock.elapsed_ms(), clock.now_ms()
         while self._changed:
-            name = next(iter(self._changed))
-            del self._changed[name]
-            self._look_at(name)
-            steps += 1
-            if steps % SLICE_STEPS == 0 and clock.elapsed_ms() - began_ms >= SLICE_MS:
-                await asyncio.sleep(0)
-                began_ms = clock.elapsed_ms()
+            # Taken as a whole: taking one after the other off its front takes ever longer.
+            taken, self._changed = self._changed, {}
+            names = iter(taken)
+            try:
+                for steps, name in enumerate(names, start=1):
+                    self._look_at(name, now_ms)
+                    if steps % SLICE_STEPS == 0 and clock.elapsed_ms() - began_ms >= SLICE_MS:
+                        await asyncio.sleep(0)
+                        began_ms, now_ms = clock.elapsed_ms(), clock.now_ms()
+            finally:
+                self._changed.update(dict.fromkeys(names))  # what is left, if this was cut short
 
-    def _look_at(self, name: str) -> None:
+    def _look_at(self, name: str, now_ms: int) -> None:
         """Puts a run where it belongs now, and those that it may have kept waiting."""
         run = self._replica.state.runs.get(name)
         freed = self._held_scopes.get(name, ())
@@ -389,45 +393,61 @@ class Dispatcher:
             if self._places.get(name) is not _Place.GRANTING:
                 self._leave(name)
         else:
-            self._put(run)
+            self._put(run, now_ms)
+        if not self._blocked:
+            return
         self._look_again((ScopeKind.JOB, _job_of(name)))
         for scope in freed:
             if scope[0] is ScopeKind.KEY:
                 self._look_again(scope)
 
-    def _put(self, run: Run) -> None:
-        """Finds the place of a waiting run."""
-        if self._places.get(run.name) is _Place.GRANTING:
+    def _put(self, run: Run, now_ms: int | None = None) -> None:
+        """Finds the place of a waiting run.
+
+        Args:
+            now_ms: cluster time, if it was asked for a moment ago.
+        """
+        name = run.name
+        place = self._places.get(name)
+        if place is _Place.GRANTING:
             return  # placed when the answer is here
-        state, now_ms = self._replica.state, self._replica.clock.now_ms()
+        state = self._replica.state
+        if now_ms is None:
+            now_ms = self._replica.clock.now_ms()
         spec = state.spec_of(run)
-        key = (spec.queue, spec.handler)
         if run.ready_time_ms > now_ms:
-            self._leave(run.name)
-            self._put_later(run.name, run.ready_time_ms)
-        elif rules.past_deadline(state, run, now_ms=now_ms):
+            self._leave(name)
+            self._put_later(name, run.ready_time_ms)
+        elif spec.start_deadline_ms is not None and rules.past_deadline(state, run, now_ms=now_ms):
             # It is about to be ended, unless it comes to cover a further occurrence.
-            self._leave(run.name)
-            self._put_later(run.name, now_ms + SLEEP_MS_MAX)
-        elif (scope := self._waits_for(run)) is not None:
-            self._leave(run.name)
-            self._places[run.name] = _Place.BLOCKED
-            self._blocked_at[run.name] = (scope, key)
+            self._leave(name)
+            self._put_later(name, now_ms + SLEEP_MS_MAX)
+        elif (scope := self._waits_for(run, spec)) is not None:
+            key = (spec.queue, spec.handler)
+            self._leave(name)
+            self._places[name] = _Place.BLOCKED
+            self._blocked_at[name] = (scope, key)
             rank = run.due_time_ms - spec.priority * AGING_MS
             heap = self._blocked.setdefault(scope, {}).setdefault(key, [])
-            heapq.heappush(heap, (rank, run.name))
-        elif self._places.get(run.name) is not _Place.READY:
-            self._leave(run.name)
-            self._places[run.name] = _Place.READY
-            namespace = namespace_of(run.job)
-            self._ready.push(key, spec.priority, namespace, run.due_time_ms, run.name)
+            heapq.heappush(heap, (rank, name))
+        elif place is not _Place.READY:
+            if place is not None:
+                self._leave(name)
+            self._places[name] = _Place.READY
+            key = (spec.queue, spec.handler)
+            self._ready.push(key, spec.priority, namespace_of(run.job), run.due_time_ms, name)
 
-    def _waits_for(self, run: Run) -> Scope | None:
+    def _waits_for(self, run: Run, spec: JobSpec) -> Scope | None:
         """The job or concurrency key that lets no further run in now, grants under way counted."""
-        state, job = self._replica.state, (ScopeKind.JOB, run.job)
-        alone = not rules.may_overlap(state, run)
-        if self._grant_excludes(run.job, alone=alone) or rules.excluded_by(state, run) is not None:
-            return job
+        state, job = self._replica.state, run.job
+        if spec.overlap is Overlap.ALLOW:
+            excludes, holding = False, state.excluding.get(job, ())
+        else:
+            excludes, holding = True, state.active.get(job, ())
+        if self._grant_excludes(job, alone=excludes):
+            return ScopeKind.JOB, job
+        if holding and any(name != run.name for name in holding):
+            return ScopeKind.JOB, job
         for scope in state.scopes_of(run)[2:]:
             most = limits.most_held(state, run, scope)
             if most and state.held_in(scope) + self._granting.get(scope, 0) >= most:
@@ -480,7 +500,7 @@ class Dispatcher:
                     heapq.heappop(heap)  # it left, or its own change is still to be looked at
                     continue
                 run = state.runs[name]
-                if self._waits_for(run) == scope:
+                if self._waits_for(run, state.spec_of(run)) == scope:
                     break
                 heapq.heappop(heap)
                 self._put(run)
@@ -498,6 +518,8 @@ class Dispatcher:
 
     def _grant_excludes(self, job: str, *, alone: bool) -> bool:
         """Whether a grant that is on its way excludes another one of the same job."""
+        if not self._granting:
+            return False
         return job in self._granting_alone or (alone and (ScopeKind.JOB, job) in self._granting)
 
     def _ripen(self) -> None:
@@ -528,17 +550,26 @@ class Dispatcher:
             if session.has_room()
         ]
         heapq.heapify(offers)
+        known: dict[tuple[tuple[str, ...], tuple[str, ...]], list[Key]] = {}
+        gated = bool(self._replica.state.gates)
         while offers and len(picks) < BATCH_MAX:
-            _, _, order, session = heapq.heappop(offers)
-            pick = self._pick_for(session)
+            _, _, order, session = offers[0]
+            offered = (session.queues, session.handlers)
+            keys = known.get(offered)
+            if keys is None or gated:  # each grant may shut a queue
+                keys = known[offered] = list(self._open_keys(session))
+            pick = self._pick_for(session, keys)
             if pick is None:
+                heapq.heappop(offers)
                 continue
             picks.append(pick)
             session.granting += 1
             session.granting_bytes += pick.payload_bytes
             session.turn = next(self._turns)
             if session.has_room():
-                heapq.heappush(offers, (self._load(session), session.turn, order, session))
+                heapq.heapreplace(offers, (self._load(session), session.turn, order, session))
+            else:
+                heapq.heappop(offers)
             if len(picks) % SLICE_STEPS == 0 and clock.elapsed_ms() - began_ms >= SLICE_MS:
                 break
         return picks
@@ -547,31 +578,45 @@ class Dispatcher:
         held = len(self._holders.get(session.instance_id, ()))
         return (held + session.granting) / session.slots
 
-    def _pick_for(self, session: Session) -> _Pick | None:
+    def _pick_for(self, session: Session, keys: Sequence[Key]) -> _Pick | None:
         """Takes the first run in the ready order that a session offers to work on."""
         state = self._replica.state
         while True:
-            ready = self._ready.first(
-                self._open_keys(session),
-                lambda namespace: self._is_shut((ScopeKind.NAMESPACE, namespace)),
-            )
+            ready = self._ready.first(keys, self._is_namespace_shut)
             if ready is None:
                 return None
             run = state.runs[ready.run]
             spec = state.spec_of(run)
-            if self._waits_for(run) is not None:
+            if self._waits_for(run, spec) is not None:
                 self._ready.drop(ready)
                 self._put(run)  # among the blocked
                 continue
             self._ready.take(ready)
             self._places[run.name] = _Place.GRANTING
-            scopes = state.scopes_of(run)
+            scopes = self._counted(state.scopes_of(run))
             for scope in scopes:
                 self._granting[scope] = self._granting.get(scope, 0) + 1
-            alone = not rules.may_overlap(state, run)
+            alone = spec.overlap is not Overlap.ALLOW
             if alone:
                 self._granting_alone[run.job] = None
-            return _Pick(run.name, run.job, alone, session, _size_bytes(run, spec), scopes)
+            payload_bytes = _size_bytes(run, spec)
+            return _Pick(run.name, run.job, alone, session, payload_bytes, scopes)
+
+    def _counted(self, scopes: tuple[Scope, ...]) -> tuple[Scope, ...]:
+        """Those of a run's scopes in which its grant counts while it is on its way.
+
+        Queues and namespaces without a gate are left out. A gate that is set meanwhile finds its
+        count too low for a moment; the state machine refuses what would be too many.
+        """
+        gates = self._replica.state.gates
+        if not gates:
+            return scopes[2:]
+        return (*(scope for scope in scopes[:2] if scope in gates), *scopes[2:])
+
+    def _is_namespace_shut(self, namespace: str) -> bool:
+        if not self._replica.state.gates:
+            return False
+        return self._is_shut((ScopeKind.NAMESPACE, namespace))
 
     def _open_keys(self, session: Session) -> Iterator[Key]:
         """What a session offers, as far as something is ready and the queue gives it out."""
@@ -608,9 +653,10 @@ class Dispatcher:
                 self._end_granting(pick)
         if results is not None:
             self._assign(picks, results)
-        for pick in picks:
-            for scope in pick.scopes[2:]:
-                self._look_again(scope)
+        if self._blocked:
+            for pick in picks:
+                for scope in pick.scopes:
+                    self._look_again(scope)
         self._wake.set()
 
     def _end_granting(self, pick: _Pick) -> None:
@@ -682,9 +728,9 @@ class Dispatcher:
 
     def _note_holder(self, name: str, run: Run | None) -> None:
         lease = None if run is None else run.lease
-        self._held_scopes.pop(name, None)
         holder = self._holder_of.pop(name, None)
         if holder is not None:
+            self._held_scopes.pop(name, None)
             held = self._holders[holder]
             del held[name]
             if not held:
@@ -694,10 +740,13 @@ class Dispatcher:
             self._cancelled.pop(name, None)
             return
         assert run is not None, f"{name} is held, and there is no such run"
-        self._held_scopes[name] = self._replica.state.scopes_of(run)
+        scopes = self._replica.state.scopes_of(run)
+        if len(scopes) > JOB_SCOPES:  # it holds a concurrency key
+            self._held_scopes[name] = scopes
         self._holder_of[name] = lease.instance_id
         self._holders.setdefault(lease.instance_id, {})[name] = lease.token
-        self._pass_on_cancel(name, again=False)
+        if run.cancel_requested:
+            self._pass_on_cancel(name, again=False)
 
     def _pass_on_cancel(self, name: str, *, again: bool) -> None:
         """Tells the holder of a run that was asked to end; once per session and lease."""

@@ -22,7 +22,9 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+import itertools
 import logging
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -39,6 +41,8 @@ RENEWAL_GRACE_MS = 30_000  # after a cancel request or the attempt timeout
 STALL_MS = 500  # most lease time that passes between two looks at the clock
 PULSE_MS = 250  # longest sleep while anything is leased, so that a stall is told from waiting
 CONFIRM_TIMEOUT_S = 2.0  # for a round that confirms leadership
+VOID_MAX = 2_000  # void deadlines that are forgotten in one step
+INHERITED_MAX = 500  # leases of the leader before that are taken up in one step
 ENDS_MAX = 1_000  # leases that are ended by one proposal
 USED_STEPS = 6  # of a lease's duration, in which the time that it used is logged
 USED_STEP_MS_MIN = 1_500  # a living worker speaks at least every second
@@ -93,7 +97,9 @@ class Leases:
         self._time = LeaseTime(replica.clock)
         self._calm_ms = 0  # nothing expires before this instant of lease time
         self._live: dict[str, _Live] = {}  # by run
+        self._inherited: dict[str, int] = {}  # tokens by run, of leases still to be watched
         self._deadlines: list[tuple[int, str, int]] = []  # heap of (queued_ms, run, token)
+        self._unconfirmed: deque[tuple[int, str, int]] = deque()  # the same, in order
         self._silences: list[tuple[int, str, int]] = []  # heap: when to look for missed heartbeats
         self._renewed: dict[str, int] = {}  # token by run: to be logged before they are told so
         self._renewals: asyncio.Future[None] | None = None  # logs some of them
@@ -109,16 +115,13 @@ class Leases:
         assert self._loop is None, f"term {term} began before the last one was over"
         self._live.clear()
         self._deadlines.clear()
+        self._unconfirmed.clear()
         self._silences.clear()
         self._renewed.clear()
         self._time.skip()
         self._calm_ms = self._time.now_ms
-        state = self._replica.state
-        for name in state.leases:
-            run = state.runs[name]
-            assert run.lease is not None, f"{name} is among the leases without one"
-            left_ms = run.lease.duration_ms - run.lease.used_ms
-            self._watch(run, run.lease, left_ms=left_ms, confirmed=True)
+        # Watched in slices; who asks for one of them before its turn comes finds it watched.
+        self._inherited = dict(self._replica.state.leases)
         self._loop = asyncio.ensure_future(repeat(self._pass, "leases"))
 
     async def stop(self) -> None:
@@ -133,14 +136,25 @@ class Leases:
             self._renewals.cancel()
             await asyncio.gather(self._renewals, return_exceptions=True)
         self._live.clear()
+        self._inherited.clear()
 
     # -- renewal -----------------------------------------------------------------------------------
 
-    def granted(self, run: Run) -> None:
-        """Watches the lease of a run that was just granted; its assignment is not confirmed yet."""
-        assert run.lease is not None, f"{run.name} was granted without a lease"
-        self._watch(run, run.lease, left_ms=UNCONFIRMED_MS, confirmed=False)
-        self._wake.set()
+    def _find(self, name: str) -> _Live | None:
+        """The lease of a run, watched from now on if it was there before this leader."""
+        if name in self._inherited:
+            self._inherit(name)
+        return self._live.get(name)
+
+    def _inherit(self, name: str) -> None:
+        token = self._inherited.pop(name)
+        run = self._replica.state.runs.get(name)
+        if run is None or run.lease is None or run.lease.token != token:
+            return
+        self._advance()
+        left_ms = run.lease.duration_ms - run.lease.used_ms
+        cluster_ms = self._replica.clock.now_ms()
+        self._watch(run, run.lease, left_ms=left_ms, confirmed=True, cluster_ms=cluster_ms)
 
     def renew(self, run: str, token: int, instance_id: str) -> bool:
         """Takes in that a worker process spoke for a lease; also confirms its assignment.
@@ -152,7 +166,7 @@ class Leases:
             Whether the lease has its full duration from now; if not, the worker must stop.
         """
         self._advance()
-        live = self._live.get(run)
+        live = self._find(run)
         now_ms = self._time.now_ms
         if (
             live is None
@@ -163,18 +177,19 @@ class Leases:
             or now_ms >= live.renewable_until_ms
         ):
             return False
-        live.confirmed = True
         live.renewed_ms, live.deadline_ms = now_ms, now_ms + live.duration_ms
+        if not live.confirmed:
+            live.confirmed = True
+            self._queue(run, live)  # its place among the unconfirmed is void from now on
+            self._listen(run, live)
         if live.used_ms:
             live.used_ms = 0
             self._renewed[run] = token
-        if live.deadline_ms < live.queued_ms:  # shorter than the time to confirm
-            self._queue(run, live)
         return True
 
     def holds(self, run: str, token: int, instance_id: str) -> bool:
         """Whether a lease is alive, of that worker process, and nothing may be about to end it."""
-        live = self._live.get(run)
+        live = self._find(run)
         return (
             live is not None
             and live.token == token
@@ -279,7 +294,7 @@ class Leases:
     def seal(self, ends: Sequence[Expire | Release]) -> None:
         """Refuses renewals of leases that are about to be ended, from now on."""
         for command in ends:
-            live = self._live.get(command.run)
+            live = self._find(command.run)
             if live is not None and live.token == command.token:
                 live.ending = True
 
@@ -316,6 +331,11 @@ class Leases:
     async def _pass(self) -> None:
         """Ends what is overdue, then sleeps until the next deadline or pulse."""
         self._advance()
+        if self._inherited:
+            for name in list(itertools.islice(self._inherited, INHERITED_MAX)):
+                self._inherit(name)
+            await asyncio.sleep(0)
+            return
         ends = self._overdue()
         if ends:
             self.end_soon(ends)
@@ -332,10 +352,13 @@ class Leases:
         now_ms = self._time.now_ms
         if now_ms < self._calm_ms:
             return ends
-        while self._deadlines and self._deadlines[0][0] <= now_ms and len(ends) < ENDS_MAX:
-            queued_ms, run, token = heapq.heappop(self._deadlines)
+        while len(ends) < ENDS_MAX:
+            place = self._take_due(now_ms)
+            if place is None:
+                break
+            _, run, token = place
             live = self._live.get(run)
-            if live is None or (live.token, live.queued_ms) != (token, queued_ms) or live.ending:
+            if live is None or self._is_void(place):
                 continue
             if live.deadline_ms > now_ms:
                 self._queue(run, live)
@@ -348,10 +371,37 @@ class Leases:
                 ends.append(Release(run, token, why))
         return ends
 
+    def _take_due(self, now_ms: int) -> tuple[int, str, int] | None:
+        if self._unconfirmed and self._unconfirmed[0][0] <= now_ms:
+            return self._unconfirmed.popleft()
+        if self._deadlines and self._deadlines[0][0] <= now_ms:
+            return heapq.heappop(self._deadlines)
+        return None
+
+    def _drop_void(self) -> bool:
+        """Forgets deadlines of leases that have ended, or got a later one; whether that is all."""
+        for _ in range(VOID_MAX):
+            if self._unconfirmed and self._is_void(self._unconfirmed[0]):
+                self._unconfirmed.popleft()
+            elif self._deadlines and self._is_void(self._deadlines[0]):
+                heapq.heappop(self._deadlines)
+            else:
+                return True
+        return False
+
+    def _is_void(self, place: tuple[int, str, int]) -> bool:
+        queued_ms, run, token = place
+        live = self._live.get(run)
+        return live is None or (live.token, live.queued_ms) != (token, queued_ms) or live.ending
+
     def _sleep_ms(self) -> int | None:
         if not self._live:
             return None
+        if not self._drop_void():
+            return 0
         next_ms = self._deadlines[0][0] if self._deadlines else self._time.now_ms + PULSE_MS
+        if self._unconfirmed:
+            next_ms = min(next_ms, self._unconfirmed[0][0])
         # A deadline that has passed waits for the calm after a stall.
         return max(1, min(max(next_ms, self._calm_ms) - self._time.now_ms, PULSE_MS))
 
@@ -361,22 +411,36 @@ class Leases:
         if self._loop is None:
             return
         runs = self._replica.state.runs
+        cluster_ms: int | None = None
         for name in changes.runs:
             run = runs.get(name)
-            live = self._live.get(name)
+            live = self._find(name)
             if run is None or run.lease is None:
                 if live is not None:
                     del self._live[name]
             elif live is None or live.token != run.lease.token:
-                self.granted(run)
+                if cluster_ms is None:
+                    self._advance()
+                    cluster_ms = self._replica.clock.now_ms()
+                if not self._live:
+                    self._wake.set()  # it may sleep for as long as there is nothing to watch
+                self._watch(
+                    run,
+                    run.lease,
+                    left_ms=UNCONFIRMED_MS,
+                    confirmed=False,
+                    cluster_ms=cluster_ms,
+                )
             elif run.cancel_requested and not live.cancel_seen:
                 self._advance()
                 self._note_cancel(live)
 
-    def _watch(self, run: Run, lease: Lease, *, left_ms: int, confirmed: bool) -> None:
-        self._advance()
+    def _watch(
+        self, run: Run, lease: Lease, *, left_ms: int, confirmed: bool, cluster_ms: int
+    ) -> None:
+        """Begins to watch a lease; lease time has been advanced, and `cluster_ms` is now."""
         now_ms = self._time.now_ms
-        attempt_age_ms = max(0, self._replica.clock.now_ms() - lease.grant_time_ms)
+        attempt_age_ms = max(0, cluster_ms - lease.grant_time_ms)
         timeout_ms = self._replica.state.spec_of(run).attempt_timeout_ms
         live = _Live(
             token=lease.token,
@@ -393,8 +457,14 @@ class Leases:
         if run.cancel_requested:
             self._note_cancel(live)
         self._live[run.name] = live
-        self._queue(run.name, live)
-        self._listen(run.name, live)
+        if confirmed:
+            self._queue(run.name, live)
+            self._listen(run.name, live)
+        else:
+            # All of these have the same time, so the order in which they come is that of their
+            # deadlines; most end before theirs.
+            live.queued_ms = live.deadline_ms
+            self._unconfirmed.append((live.queued_ms, run.name, live.token))
 
     def _note_cancel(self, live: _Live) -> None:
         live.cancel_seen = True

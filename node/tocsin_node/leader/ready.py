@@ -14,14 +14,14 @@ import heapq
 import itertools
 from collections.abc import Callable, Iterable, KeysView
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 AGING_MS = 60_000  # waiting that weighs as much as one step of priority
 
 Key = tuple[str, str]  # queue, handler
 
 
-@dataclass(frozen=True, slots=True)
-class Ready:
+class Ready(NamedTuple):
     """The run that is next for somebody."""
 
     run: str
@@ -103,7 +103,10 @@ class ReadyOrder:
                 del self._levels[key]
         if not best:
             return None
-        priority = min(best, key=lambda step: (best[step][1] - step * AGING_MS, best[step][2]))
+        if len(best) == 1:
+            (priority,) = best
+        else:
+            priority = min(best, key=lambda step: (best[step][1] - step * AGING_MS, best[step][2]))
         _, _, run, key, namespace = best[priority]
         return Ready(run, key, priority, namespace)
 
