@@ -1,7 +1,7 @@
 """Durations and instants on the command line: how they are read and how they are shown.
 
 Reading is exact and never guesses: a duration has units, an instant has a zone or is given one by
-name. Instants are shown in UTC.
+name. Instants are shown in UTC, or in this machine's zone if that was asked for.
 """
 
 from __future__ import annotations
@@ -105,10 +105,22 @@ def shown_elapsed(value: timedelta | None) -> str:
     return shown_duration(timedelta(seconds=math.floor(seconds)))
 
 
+class _Shown:
+    """How this process shows instants."""
+
+    local = False
+
+
+def show_local(local: bool) -> None:
+    """From now on instants are shown in this machine's zone, with its offset; or in UTC."""
+    _Shown.local = local
+
+
 def shown_instant(value: datetime | None, *, milliseconds: bool = False) -> str:
-    """In UTC, to the second or the millisecond; None is `-`."""
+    """In UTC or the machine's zone, to the second or the millisecond; None is `-`."""
     if value is None:
         return "-"
-    utc = value.astimezone(UTC)
-    text = utc.strftime("%Y-%m-%d %H:%M:%S")
-    return f"{text}.{utc.microsecond // 1000:03d}Z" if milliseconds else f"{text}Z"
+    shown = value.astimezone() if _Shown.local else value.astimezone(UTC)
+    zone = shown.strftime("%z") if _Shown.local else "Z"
+    text = shown.strftime("%Y-%m-%d %H:%M:%S")
+    return f"{text}.{shown.microsecond // 1000:03d}{zone}" if milliseconds else f"{text}{zone}"

@@ -36,7 +36,9 @@ DOCUMENTS_MAX = 100_000
 SCHEDULE_KEYS = ("cron", "every", "at", "tz", "dst_gap", "dst_fold", "start", "end")
 
 _JSON_KEYS = ("args", "http")
-_NOT_KEYS = frozenset({"name", "update", "dry_run", "config", "endpoints", "output", "timeout"})
+_NOT_KEYS = frozenset(
+    {"name", "update", "dry_run", "config", "endpoints", "output", "timeout", "utc"}
+)
 _NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 _WORDS = {"true": True, "false": False, "null": None, "~": None, "": None}
 

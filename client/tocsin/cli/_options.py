@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from tocsin.cli._duration import DURATION
+from tocsin.cli._duration import DURATION, show_local
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-FORMATS = ("table", "json", "yaml", "name")
+FORMATS = ("table", "wide", "json", "yaml", "name")
 TIMEOUT_S = 10.0
 
 
@@ -68,13 +68,13 @@ pass_settings = click.make_pass_decorator(Settings, ensure=True)
 
 
 def global_options(function: Function) -> Function:
-    """--config, --endpoints, --output and --timeout."""
-    return config_option(endpoint_option(output_option(timeout_option(function))))
+    """--config, --endpoints, --output, --utc or --local, and --timeout."""
+    return config_option(endpoint_option(output_option(zone_option(timeout_option(function)))))
 
 
 def cluster_options(function: Function) -> Function:
-    """--config, --endpoints and --output, for commands whose --timeout means something else."""
-    return config_option(endpoint_option(output_option(function)))
+    """The same without --timeout, for commands where it means something else."""
+    return config_option(endpoint_option(output_option(zone_option(function))))
 
 
 def config_option(function: Function) -> Function:
@@ -107,6 +107,16 @@ def output_option(function: Function) -> Function:
         type=click.Choice(FORMATS),
         help="How to print.  [default: table]",
         callback=_remember_output,
+        expose_value=False,
+    )(function)
+
+
+def zone_option(function: Function) -> Function:
+    return click.option(
+        "--utc/--local",
+        default=None,
+        help="Show times in UTC, or in this machine's zone.  [default: UTC]",
+        callback=_remember_zone,
         expose_value=False,
     )(function)
 
@@ -150,6 +160,12 @@ def _remember_output(ctx: click.Context, parameter: click.Parameter, value: str 
     settings = ctx.ensure_object(Settings)
     if value is not None:
         settings.output = value
+
+
+def _remember_zone(ctx: click.Context, parameter: click.Parameter, value: bool | None) -> None:
+    # The outermost level runs first, and once: what was said before is forgotten there.
+    if value is not None or ctx.parent is None:
+        show_local(value is False)
 
 
 def _remember_timeout(

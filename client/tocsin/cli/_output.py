@@ -7,8 +7,11 @@ commands to say.
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import sys
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -25,11 +28,15 @@ _GAP = "  "
 
 @dataclass(frozen=True)
 class Column(Generic[Item]):
-    """One column of a table: its title and the text of a cell; numbers go to the right."""
+    """One column of a table: its title and the text of a cell; numbers go to the right.
+
+    A wide one is left out unless `-o wide` asks for it.
+    """
 
     title: str
     cell: Callable[[Item], str]
     right: bool = False
+    wide: bool = False
 
 
 def show_list(
@@ -54,10 +61,13 @@ def show_list(
         for item in items:
             click.echo(safe(name(item)))
     elif items:
+        is_wide = settings.output == "wide"
+        shown = [column for column in columns if is_wide or not column.wide]
         table(
-            [column.title for column in columns],
-            [[column.cell(item) for column in columns] for item in items],
-            right=[column.right for column in columns],
+            [column.title for column in shown],
+            [[column.cell(item) for column in shown] for item in items],
+            right=[column.right for column in shown],
+            fold=not is_wide,
         )
     else:
         note(empty)
@@ -88,6 +98,32 @@ def stream_object(settings: Settings, data: Callable[[], Any], *, name: str, lin
     sys.stdout.flush()
 
 
+def again(show: Callable[[], None], *, every_s: float) -> None:
+    """Shows something now and then, until it is interrupted.
+
+    On a terminal it takes the place of what was there; elsewhere it is printed when it has changed.
+    """
+    before = ""
+    while True:
+        text = _printed(show)
+        if sys.stdout.isatty():
+            click.clear()
+            click.echo(text, nl=False)
+        elif text != before:
+            click.echo(text, nl=False)
+        before = text
+        sys.stdout.flush()
+        time.sleep(every_s)
+
+
+def _printed(show: Callable[[], None]) -> str:
+    """What `show` prints."""
+    kept = io.StringIO()
+    with contextlib.redirect_stdout(kept):
+        show()
+    return kept.getvalue()
+
+
 def note(message: str) -> None:
     """Something for people, on stderr."""
     click.echo(safe(message), err=True)
@@ -102,12 +138,16 @@ def fields(pairs: Iterable[tuple[str, str]]) -> None:
 
 
 def table(
-    titles: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[bool] = ()
+    titles: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    right: Sequence[bool] = (),
+    fold: bool = True,
 ) -> None:
-    """A table without rules; on a terminal long cells are folded, elsewhere they stay whole."""
+    """A table without rules; on a terminal long cells may be folded, elsewhere they stay whole."""
     cells = [[safe(cell) for cell in row] for row in rows]
     aligned_right = list(right) or [False] * len(titles)
-    if sys.stdout.isatty():
+    if sys.stdout.isatty() and fold:
         _table_on_terminal(titles, cells, aligned_right)
         return
     widths = [max(len(line[i]) for line in [list(titles), *cells]) for i in range(len(titles))]

@@ -37,6 +37,8 @@ from tocsin.types import (
 from tocsin.workers.shell_payload import HANDLER as SHELL_HANDLER
 from tocsin.workers.shell_payload import ShellPayload, ShellPayloadError
 
+WATCH_EVERY_S = 2.0
+
 Function = TypeVar("Function", bound=Callable[..., Any])
 Choice = TypeVar("Choice", bound=enum.StrEnum)
 
@@ -441,9 +443,10 @@ def _work(options: Mapping[str, Any]) -> tuple[str, bytes]:
     metavar="TERMS",
     help="Such as 'label.team=pay paused=true alert=true dead_letters=true'; all must hold.",
 )
+@click.option("--watch", is_flag=True, help="Show them again every two seconds, until Ctrl-C.")
 @global_options
 @pass_settings
-def list_(settings: Settings, /, *, namespace: str, filter_: str) -> None:
+def list_(settings: Settings, /, *, namespace: str, filter_: str, watch: bool) -> None:
     """List jobs by name, of one NAMESPACE or of all.
 
     \b
@@ -451,9 +454,20 @@ def list_(settings: Settings, /, *, namespace: str, filter_: str) -> None:
       tocsin job list
       tocsin job list billing --filter 'label.team=pay'
       tocsin job list -o name | xargs -n1 tocsin job pause
+      tocsin job list -o wide --local --watch
     """
     with settings.client() as client:
-        jobs = list(client.list_jobs(parent=namespace, filter=filter_))
+
+        def show() -> None:
+            _show_jobs(settings, list(client.list_jobs(parent=namespace, filter=filter_)))
+
+        if watch:
+            _output.again(show, every_s=WATCH_EVERY_S)
+        else:
+            show()
+
+
+def _show_jobs(settings: Settings, jobs: Sequence[Job]) -> None:
     _output.show_list(
         settings,
         jobs,
@@ -464,6 +478,10 @@ def list_(settings: Settings, /, *, namespace: str, filter_: str) -> None:
             Column("ACTIVE", lambda job: str(job.active_run_count), right=True),
             Column("HANDLER", lambda job: job.handler),
             Column("QUEUE", lambda job: job.queue),
+            Column("PRIORITY", lambda job: str(job.priority), right=True, wide=True),
+            Column("OVERLAP", lambda job: job.overlap_policy.lower(), wide=True),
+            Column("LABELS", _shown_labels, wide=True),
+            Column("UPDATED", lambda job: shown_instant(job.update_time), wide=True),
         ],
         to_json=as_json,
         name=lambda job: job.name,
@@ -491,7 +509,6 @@ def get(settings: Settings, /, *, name: str) -> None:
 
 
 def _print_job(job: Job) -> None:
-    labels = " ".join(f"{key}={value}" for key, value in sorted(job.labels.items()))
     misfire = f"{job.misfire_policy.lower()}, grace {shown_duration(job.misfire_grace)}"
     _output.fields(
         [
@@ -521,12 +538,16 @@ def _print_job(job: Job) -> None:
             *_limit_fields(job),
             *_watch_fields(job),
             ("max runs", f"{job.occurrence_run_count} of {job.max_runs}" if job.max_runs else "-"),
-            ("labels", labels or "-"),
+            ("labels", _shown_labels(job)),
             ("uid, etag", f"{job.uid}, {job.etag}"),
             ("created", shown_instant(job.create_time)),
             ("updated", shown_instant(job.update_time)),
         ]
     )
+
+
+def _shown_labels(job: Job) -> str:
+    return " ".join(f"{key}={value}" for key, value in sorted(job.labels.items())) or "-"
 
 
 def _shown_next(job: Job) -> str:

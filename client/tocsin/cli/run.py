@@ -92,11 +92,20 @@ def list_(
             Column("LATE", lambda run: shown_elapsed(_lateness(run)), right=True),
             Column("TOOK", lambda run: shown_elapsed(took(run)), right=True),
             Column("WHY", lambda run: run.state_reason or "-"),
+            Column("WORKER", lambda run: _last(run, "worker_id"), wide=True),
+            Column("TOKEN", lambda run: _last(run, "fencing_token"), right=True, wide=True),
+            Column("HANDLER", lambda run: run.handler, wide=True),
+            Column("QUEUE", lambda run: run.queue, wide=True),
         ],
         to_json=as_json,
         name=lambda run: run.name,
         empty="no runs",
     )
+
+
+def _last(run: Run, field: str) -> str:
+    """A field of the newest attempt."""
+    return str(getattr(run.attempts[-1], field)) if run.attempts else "-"
 
 
 @run.command(short_help="Show a run and its attempts.")

@@ -182,6 +182,8 @@ def list_(settings: Settings) -> None:
             Column("HANDLERS", lambda worker: ",".join(worker.handlers)),
             Column("HEARD FROM", lambda worker: shown_instant(worker.last_heartbeat_time)),
             Column("STATE", lambda worker: "draining" if worker.draining else "working"),
+            Column("SDK", lambda worker: worker.sdk, wide=True),
+            Column("INSTANCE", lambda worker: worker.instance_id, wide=True),
         ],
         to_json=as_json,
         name=lambda worker: worker.worker_id,
