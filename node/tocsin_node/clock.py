@@ -112,7 +112,10 @@ class ClusterClock:
 
     def heartbeat_ms(self) -> int | None:
         """What this leader tells its followers with each heartbeat; None without a base."""
-        return self._time.heartbeat(*self._read())
+        at_ms = self.host.elapsed_ms()
+        # Asked for each message that carries entries.
+        now_ms = self._time.soon_after(at_ms)
+        return self._time.heartbeat(at_ms, self.host.wall_ms()) if now_ms is None else now_ms
 
     def heard(self, cluster_ms: int) -> None:
         """A leader's heartbeat has just come."""

@@ -38,6 +38,7 @@ def test_all_nodes_up(tocsin: Tocsin, client: FakeClient) -> None:
         "0.1.0",
         "-",
         "-",
+        "-",
     ]
     assert lines[2][:3] == ["n2", "LEADER", "yes"]
     assert "quorum 3/3: one more failure is survived" in result.stdout
@@ -67,7 +68,12 @@ def test_clocks_zones_and_alarms_are_the_leader_s_to_tell(
 ) -> None:
     client.statuses = {node: make_status(node, "n2") for node in ("n1", "n2", "n3")}
     leader = client.statuses["n2"]
-    off = replace(leader.members[0], clock_skew=timedelta(hours=-6), tzdata_version="2026f")
+    off = replace(
+        leader.members[0],
+        clock_skew=timedelta(hours=-6),
+        tzdata_version="2026f",
+        unfit_reasons=("its wall clock is off",),
+    )
     client.statuses["n2"] = replace(
         leader,
         members=(off, *leader.members[1:]),
@@ -78,7 +84,7 @@ def test_clocks_zones_and_alarms_are_the_leader_s_to_tell(
     result = tocsin("cluster", "status")
     assert result.exit_code == 8
     lines = result.stdout.splitlines()
-    assert lines[1].split()[-2:] == ["-21600.000s", "2026f"]
+    assert lines[1].split()[-3:] == ["-21600.000s", "2026f", "NO"]
     assert "from the wall clocks of a majority; tzdata 2026f" in lines[-2]
     assert lines[-1] == "ALARM: node n1: its wall clock is off"
 

@@ -308,7 +308,7 @@ def _print_nodes(nodes: list[Node], answers: list[ClusterStatus], leader: str) -
     for node in nodes:
         status = node.status
         if status is None:
-            rows.append([node.id, "-", "NO", *["-"] * 5, node.api_address, *["-"] * 3])
+            rows.append([node.id, "-", "NO", *["-"] * 5, node.api_address, *["-"] * 4])
             continue
         member = told.get(node.id)
         leads = node.id == leader and node.role is NodeRole.LEADER
@@ -326,15 +326,16 @@ def _print_nodes(nodes: list[Node], answers: list[ClusterStatus], leader: str) -
                 status.version,
                 _skew_words(member),
                 "-" if member is None else member.tzdata_version or "-",
+                _fit_words(member),
             ]
         )
     _output.table(
         [
             *("NODE", "ROLE", "REACHABLE", "TERM", "COMMIT", "APPLIED", "LAG"),
-            *("PID", "API", "VERSION", "SKEW", "TZDATA"),
+            *("PID", "API", "VERSION", "SKEW", "TZDATA", "FIT"),
         ],
         rows,
-        right=[False, False, False, True, True, True, True, True, False, False, True, False],
+        right=[False, False, False, True, True, True, True, True, False, False, True, False, False],
     )
     click.echo(quorum_words(sum(node.status is not None for node in nodes), len(nodes)))
     teller = _teller(nodes, leader)
@@ -366,6 +367,13 @@ def _skew_words(member: Member | None) -> str:
     if member is None or member.clock_skew is None:
         return "-"
     return f"{member.clock_skew.total_seconds():+.3f}s"
+
+
+def _fit_words(member: Member | None) -> str:
+    """Whether a node should lead if it can; why not, the alarms say."""
+    if member is None or not member.tzdata_version:
+        return "-"
+    return "NO" if member.unfit_reasons else "yes"
 
 
 def _clock_words(status: ClusterStatus) -> str:
