@@ -44,7 +44,7 @@ check-stubs: .tools/grpcio-tools/.installed .tools/mypy-protobuf/.installed
 # Beside .venv, which has the newest versions: the package and its stubs import on the oldest ones.
 check-oldest: .tools/oldest/.installed
 	PYTHONPATH=client .tools/oldest/bin/python -W error -c \
-	  'from tocsin.v1 import cluster_pb2_grpc, fence_pb2_grpc, job_pb2_grpc, run_pb2_grpc, worker_pb2_grpc'
+	  'from tocsin.v1 import cluster_pb2_grpc, fence_pb2_grpc, job_pb2_grpc, queue_pb2_grpc, run_pb2_grpc, worker_pb2_grpc'
 
 proto: .tools/grpcio-tools/.installed .tools/mypy-protobuf/.installed ## generate the stubs again
 	scripts/generate_stubs.sh client

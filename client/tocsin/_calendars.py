@@ -14,7 +14,8 @@ from tocsin.v1 import calendar_pb2
 
 if TYPE_CHECKING:
     from tocsin._channel import Pool
-    from tocsin.client import AsyncClient, _Portal
+    from tocsin._portal import Portal
+    from tocsin.client import AsyncClient
 
 PAGE_SIZE = 1000
 
@@ -114,7 +115,7 @@ class AsyncCalendars:
 class Calendars:
     """The same for `Client`."""
 
-    _portal: _Portal
+    _portal: Portal
     _async: AsyncClient
 
     def create_calendar(

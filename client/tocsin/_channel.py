@@ -34,6 +34,7 @@ from tocsin.v1 import (
     cluster_pb2_grpc,
     fence_pb2_grpc,
     job_pb2_grpc,
+    queue_pb2_grpc,
     run_pb2_grpc,
     worker_pb2,
     worker_pb2_grpc,
@@ -145,6 +146,7 @@ class Stubs:
             calendar_pb2_grpc.CalendarServiceStub(channel)
         )
         self.fences: fence_pb2_grpc.FenceServiceAsyncStub = fence_pb2_grpc.FenceServiceStub(channel)
+        self.queues: queue_pb2_grpc.QueueServiceAsyncStub = queue_pb2_grpc.QueueServiceStub(channel)
         self.cluster: cluster_pb2_grpc.ClusterServiceAsyncStub = (
             cluster_pb2_grpc.ClusterServiceStub(channel)
         )

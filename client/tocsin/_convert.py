@@ -43,6 +43,9 @@ from tocsin.types import (
     OccurrenceRange,
     OverlapPolicy,
     Preview,
+    Queue,
+    QueueKind,
+    RateLimit,
     Restored,
     RetryPolicy,
     Run,
@@ -51,7 +54,7 @@ from tocsin.types import (
     RunState,
     WorkerInfo,
 )
-from tocsin.v1 import cluster_pb2, fence_pb2, job_pb2, run_pb2, worker_pb2
+from tocsin.v1 import cluster_pb2, fence_pb2, job_pb2, queue_pb2, run_pb2, worker_pb2
 
 _E = TypeVar("_E", bound=enum.StrEnum)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -430,6 +433,52 @@ def _reason(status: status_pb2.Status) -> str:
         if detail.Unpack(info):
             return info.reason
     return "UNKNOWN"
+
+
+# Queues
+
+
+def to_queue_kind(kind: QueueKind | str) -> Any:
+    """Raises ValueError for a word that is no kind."""
+    return _to_enum(queue_pb2.QueueKind, QueueKind(kind))
+
+
+def to_queue(queue: Queue) -> queue_pb2.Queue:
+    """A queue's limits for the wire, without the fields that the cluster sets, with the etag."""
+    message = queue_pb2.Queue(
+        kind=to_queue_kind(queue.kind),
+        name=queue.name,
+        etag=queue.etag,
+        max_concurrent_runs=queue.max_concurrent_runs,
+    )
+    if queue.rate_limit is not None:
+        message.rate_limit.runs = queue.rate_limit.runs
+        message.rate_limit.burst = queue.rate_limit.burst
+        if queue.rate_limit.interval is not None:
+            message.rate_limit.interval.CopyFrom(wire_duration(queue.rate_limit.interval))
+    return message
+
+
+def from_queue(message: queue_pb2.Queue) -> Queue:
+    rate = None
+    if message.HasField("rate_limit"):
+        rate = RateLimit(
+            message.rate_limit.runs,
+            _optional_duration(message.rate_limit, "interval"),
+            message.rate_limit.burst,
+        )
+    return Queue(
+        name=message.name,
+        kind=_from_enum(queue_pb2.QueueKind, message.kind, QueueKind),
+        max_concurrent_runs=message.max_concurrent_runs,
+        rate_limit=rate,
+        etag=message.etag,
+        paused=message.paused,
+        pause_note=message.pause_note,
+        held_run_count=message.held_run_count,
+        waiting_run_count=message.waiting_run_count,
+        worker_count=message.worker_count,
+    )
 
 
 # Fences

@@ -8,24 +8,22 @@ request id, until it is answered or its timeout ends. What is valid is for the n
 from __future__ import annotations
 
 import asyncio
-import atexit
 import collections
-import contextlib
 import dataclasses
 import os
-import queue
-import threading
-import weakref
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Self, TypeVar
 
 from tocsin import _backup, _convert
 from tocsin._calendars import AsyncCalendars, Calendars
-from tocsin._channel import Pool, quiet_poller, resolve
+from tocsin._channel import Pool, resolve
+from tocsin._portal import Portal
+from tocsin._queue_calls import AsyncQueueCalls, QueueCalls
 from tocsin._retry import new_request_id
+from tocsin._wide_calls import AsyncWideCalls, WideCalls
 from tocsin.calendar import OnExcluded
 from tocsin.errors import RevisionCompacted
 from tocsin.schedule import At, Cron, Every, Schedule
@@ -35,7 +33,6 @@ from tocsin.types import (
     ClusterStatus,
     Explanation,
     Fence,
-    ItemResult,
     Job,
     JobAudit,
     JobResult,
@@ -59,7 +56,7 @@ _T = TypeVar("_T")
 Endpoints = str | Path | Sequence[str] | None
 
 
-class AsyncClient(AsyncCalendars):
+class AsyncClient(AsyncCalendars, AsyncQueueCalls, AsyncWideCalls):
     """A client for code that runs in an event loop; `async with` closes its connections.
 
     Args:
@@ -177,7 +174,7 @@ class AsyncClient(AsyncCalendars):
         """All jobs of a namespace (or of all) by name, fetched in pages.
 
         Args:
-            filter: terms that must all hold, such as "label.team=pay queue=default paused=true".
+            filter: terms that must all hold, such as "label.team=pay queue=slow paused=true".
         """
         token = ""
         while True:
@@ -360,7 +357,8 @@ class AsyncClient(AsyncCalendars):
         """The runs of a job or namespace (or all), newest first, fetched in pages.
 
         Args:
-            filter: terms that must all hold, such as "state=FAILED cause=TRIGGER queue=default".
+            filter: terms that must all hold, such as "state=FAILED queue=slow label.team=pay" or
+                "ended>=2026-11-29T07:00:00Z".
         """
         token = ""
         while True:
@@ -377,16 +375,6 @@ class AsyncClient(AsyncCalendars):
             token = page.next_page_token
             if not token:
                 return
-
-    async def cancel_runs(
-        self, names: Sequence[str], reason: str = "", *, request_id: str | None = None
-    ) -> list[ItemResult]:
-        """Asks for the end of runs; one result for each name, in order."""
-        request = run_pb2.CancelRunsRequest(
-            names=names, reason=reason, request_id=request_id or new_request_id()
-        )
-        response = await self._pool.call(lambda s: s.runs.CancelRuns, request, within=self.timeout)
-        return _convert.from_item_results(response.results)
 
     async def watch_runs(
         self, parent: str = "", filter: str = "", from_revision: int = 0
@@ -564,16 +552,19 @@ class AsyncClient(AsyncCalendars):
         return _convert.from_timestamp(response.cluster_time)
 
 
-class Client(Calendars):
+class Client(Calendars, QueueCalls, WideCalls):
     """The same for code without an event loop; usable from any thread; `with` closes it.
 
     Arguments, methods and errors are those of AsyncClient. The work happens on one background
     thread, started by the first call.
     """
 
+    _async: AsyncClient
+    _portal: Portal
+
     def __init__(self, endpoints: Endpoints | Pool = None, *, timeout: float = TIMEOUT) -> None:
         self._async = AsyncClient(endpoints, timeout=timeout)
-        self._portal = _Portal(self._async.close)
+        self._portal = Portal(self._async.close)
 
     def __enter__(self) -> Self:
         return self
@@ -712,12 +703,6 @@ class Client(Calendars):
         """As AsyncClient.list_runs."""
         return self._portal.iterate(self._async.list_runs(parent, filter, stale_ok=stale_ok))
 
-    def cancel_runs(
-        self, names: Sequence[str], reason: str = "", *, request_id: str | None = None
-    ) -> list[ItemResult]:
-        """As AsyncClient.cancel_runs."""
-        return self._portal.run(self._async.cancel_runs(names, reason, request_id=request_id))
-
     def watch_runs(
         self, parent: str = "", filter: str = "", from_revision: int = 0
     ) -> Iterator[RunChanges]:
@@ -774,98 +759,6 @@ def _joined(before: JobAudit, part: JobAudit) -> JobAudit:
         fault_count=before.fault_count + part.fault_count,
         faults=(*before.faults, *part.faults),
     )
-
-
-class _Portal:
-    """An event loop on a thread of its own, to which any thread can hand work and wait for it."""
-
-    def __init__(self, closing: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        self._closing = closing
-        self._pid = os.getpid()
-        self._lock = threading.Lock()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
-        self._stop: asyncio.Event | None = None
-        _portals.add(self)
-
-    def run(self, work: Coroutine[Any, Any, _T]) -> _T:
-        try:
-            future = asyncio.run_coroutine_threadsafe(work, self._running())
-        except BaseException:
-            work.close()
-            raise
-        try:
-            return future.result()
-        except BaseException:
-            future.cancel()  # an interrupt must not leave the call running
-            raise
-
-    def iterate(self, items: AsyncIterator[_T]) -> Iterator[_T]:
-        iterator: Any = items
-        try:
-            while True:
-                try:
-                    item = self.run(iterator.__anext__())
-                except StopAsyncIteration:
-                    return
-                yield item
-        finally:
-            # Once the loop has ended it has closed the iterator too; and one that was interrupted
-            # may still be on its way out.
-            if self._loop is not None and self._pid == os.getpid():
-                with contextlib.suppress(RuntimeError):
-                    self.run(iterator.aclose())
-
-    def close(self) -> None:
-        if self._pid != os.getpid():
-            return
-        with self._lock:
-            loop, thread, stop = self._loop, self._thread, self._stop
-            self._loop = self._thread = self._stop = None
-        if loop is None or thread is None or stop is None:
-            return
-        loop.call_soon_threadsafe(stop.set)
-        thread.join()
-
-    def _running(self) -> asyncio.AbstractEventLoop:
-        if self._pid != os.getpid():
-            self._forget()  # the thread stayed behind in the process that forked
-        with self._lock:
-            loop = self._loop
-            if loop is None:
-                started: queue.SimpleQueue[asyncio.AbstractEventLoop] = queue.SimpleQueue()
-                self._thread = threading.Thread(
-                    target=self._main, args=(started,), name="tocsin-client", daemon=True
-                )
-                self._thread.start()
-                loop = self._loop = started.get()
-            return loop
-
-    def _forget(self) -> None:
-        self._pid = os.getpid()
-        self._lock = threading.Lock()
-        self._loop = self._thread = self._stop = None
-
-    def _main(self, started: queue.SimpleQueue[asyncio.AbstractEventLoop]) -> None:
-        asyncio.run(self._serve(started))
-
-    async def _serve(self, started: queue.SimpleQueue[asyncio.AbstractEventLoop]) -> None:
-        loop = asyncio.get_running_loop()
-        quiet_poller(loop)
-        self._stop = stop = asyncio.Event()
-        started.put(loop)
-        await stop.wait()
-        await self._closing()
-
-
-_portals: weakref.WeakSet[_Portal] = weakref.WeakSet()
-
-
-@atexit.register
-def _close_portals() -> None:
-    """Ends the threads of clients that nobody closed, so that the interpreter can leave quietly."""
-    for portal in list(_portals):
-        portal.close()
 
 
 def _batches(jobs: Iterable[Job]) -> Iterator[job_pb2.ApplyJobsRequest]:

@@ -44,12 +44,16 @@ __all__ = [
     "OccurrenceRange",
     "OverlapPolicy",
     "Preview",
+    "Queue",
+    "QueueKind",
+    "RateLimit",
     "Restored",
     "RetryPolicy",
     "Run",
     "RunCause",
     "RunChanges",
     "RunState",
+    "WideChange",
     "WorkerInfo",
 ]
 
@@ -140,6 +144,13 @@ class NodeRole(enum.StrEnum):
     FOLLOWER = "FOLLOWER"
     CANDIDATE = "CANDIDATE"
     LEADER = "LEADER"
+
+
+class QueueKind(enum.StrEnum):
+    """What a name stands for; a namespace's limits count the runs of all its jobs."""
+
+    QUEUE = "QUEUE"
+    NAMESPACE = "NAMESPACE"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -390,6 +401,60 @@ class JobResult(ItemResult):
 
     created: bool
     changed: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class WideChange:
+    """What became of a change of all runs that match a filter.
+
+    Attributes:
+        matched_count: runs that matched.
+        changed_count: of these, runs that were changed; 0 where they were only counted.
+    """
+
+    matched_count: int
+    changed_count: int
+
+
+@dataclass(frozen=True)
+class RateLimit:
+    """So many runs per interval are given out, and up to `burst` at once after a silence.
+
+    None and 0 mean the default: one second, and one run.
+    """
+
+    runs: int
+    interval: timedelta | None = None
+    burst: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Queue:
+    """A queue, or a namespace: its limits, and where it stands.
+
+    Attributes:
+        max_concurrent_runs: runs that workers may hold at once; 0: any number.
+        rate_limit: None: as fast as workers take them.
+        etag: out; 0 where nothing is stored. One that is not 0 makes `set_queue` refuse limits that
+            changed since.
+        paused, pause_note: out; `pause_queue` and `resume_queue` set them.
+        held_run_count, waiting_run_count: out.
+        worker_count: out; workers with a session that serve the queue, 0 for namespaces.
+    """
+
+    name: str
+    kind: QueueKind = QueueKind.QUEUE
+    max_concurrent_runs: int = 0
+    rate_limit: RateLimit | None = None
+    etag: int = 0
+    paused: bool = False
+    pause_note: str = ""
+    held_run_count: int = 0
+    waiting_run_count: int = 0
+    worker_count: int = 0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "kind", QueueKind(self.kind))
 
 
 @dataclass(frozen=True, kw_only=True)

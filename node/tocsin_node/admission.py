@@ -52,6 +52,7 @@ CONTENT_TYPE_CHARS_MAX = 128
 NOTE_CHARS_MAX = 256
 CANCEL_NAMES_MAX = 1_000
 FILTER_CHARS_MAX = 1_024
+FAULTS_SHOWN_MAX = 16
 BACKOFF_MS_MAX = 31 * DAY_MS
 PERMILLE = 1_000
 
@@ -186,13 +187,19 @@ class Faults:
         self.add(field, f"got {shown(got)}, allowed: {allowed}")
 
     def refuse_if_any(self) -> None:
-        """Raises Refusal with everything found, under the one reason that all share, if they do."""
+        """Raises Refusal with what was found, under the one reason that all share, if they do.
+
+        Of very many the first ones: an answer's metadata has room for 8 KiB.
+        """
         if not self.found:
             return
         reasons = {violation.reason for violation in self.found}
         reason = reasons.pop() if len(reasons) == 1 else "FIELD_INVALID"
-        message = "; ".join(f"{one.field}: {one.message}" for one in self.found)
-        raise Refusal(reason, message, tuple(self.found))
+        shown_faults, more = self.found[:FAULTS_SHOWN_MAX], len(self.found) - FAULTS_SHOWN_MAX
+        message = "; ".join(f"{one.field}: {one.message}" for one in shown_faults)
+        if more > 0:
+            message += f"; and {more} more"
+        raise Refusal(reason, message, tuple(shown_faults))
 
 
 def refuse_field(field: str, got: object, allowed: str) -> Refusal:

@@ -26,6 +26,7 @@ from tocsin.v1 import (
     cluster_pb2_grpc,
     fence_pb2_grpc,
     job_pb2_grpc,
+    queue_pb2_grpc,
     run_pb2_grpc,
     worker_pb2_grpc,
 )
@@ -36,6 +37,7 @@ from tocsin_node.api.cluster import ClusterService
 from tocsin_node.api.fence import FenceService
 from tocsin_node.api.health import Health
 from tocsin_node.api.jobs import JobService
+from tocsin_node.api.queues import QueueService
 from tocsin_node.api.runs import RunService
 from tocsin_node.api.worker import WorkerService
 from tocsin_node.certs import CertificateError, TlsFiles, ensure, node_files
@@ -49,6 +51,7 @@ from tocsin_node.leader.deadlines import Deadlines
 from tocsin_node.leader.dispatcher import Dispatcher
 from tocsin_node.leader.leases import Leases
 from tocsin_node.leader.ticker import Ticker
+from tocsin_node.leader.undertaker import Undertaker
 from tocsin_node.leader.upgrade import Upgrade
 from tocsin_node.leader.watchdog import Watchdog
 from tocsin_node.leader.wide import Wide
@@ -157,6 +160,7 @@ class Server:
                 Ticker(self.replica, may_plan_zones=lambda: self.standing.may_plan_zones),
                 Watchdog(self.replica),
                 Wide(self.replica, may_plan_zones=lambda: self.standing.may_plan_zones),
+                Undertaker(self.replica),
                 Upgrade(self.replica),
             ),
             health=self.health,
@@ -198,7 +202,7 @@ class Server:
         if self.metrics is not None:
             await self.metrics.stop()
         if self._runs is not None:
-            self._runs.close()
+            await self._runs.close()
         await self.leadership.stop()
         if self._api is not None:
             await self._api.stop(STOP_GRACE_S)
@@ -239,6 +243,9 @@ class Server:
         run_pb2_grpc.add_RunServiceServicer_to_server(self._runs, server)
         worker_pb2_grpc.add_WorkerServiceServicer_to_server(
             WorkerService(self.replica, self.dispatcher, self.leases), server
+        )
+        queue_pb2_grpc.add_QueueServiceServicer_to_server(
+            QueueService(self.replica, slices, workers=self.dispatcher.workers), server
         )
         fence_pb2_grpc.add_FenceServiceServicer_to_server(FenceService(self.replica), server)
         calendar_pb2_grpc.add_CalendarServiceServicer_to_server(

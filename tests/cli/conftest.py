@@ -23,7 +23,18 @@ from tocsin.cli import cli
 from tocsin.cli._options import Settings
 from tocsin.errors import InvalidArgument, NotFound, Unavailable
 from tocsin.schedule import Every
-from tocsin.types import Applied, ClusterStatus, ItemResult, Job, NodeRole, Run, RunState
+from tocsin.types import (
+    Applied,
+    ClusterStatus,
+    ItemResult,
+    Job,
+    NodeRole,
+    Queue,
+    QueueKind,
+    Run,
+    RunState,
+    WideChange,
+)
 
 NOON = datetime(2026, 11, 29, 12, 0, 0, tzinfo=UTC)
 
@@ -141,6 +152,8 @@ class FakeClient:
     nodes: dict[str, str] = field(
         default_factory=lambda: {f"n{i}": f"127.0.0.1:71{i}2" for i in (1, 2, 3)}
     )
+    queues: dict[str, Queue] = field(default_factory=dict)
+    matching: int = 0  # runs that any filter matches
     error: Exception | None = None
     calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = field(default_factory=list)
     opened_with: list[Settings] = field(default_factory=list)
@@ -182,14 +195,16 @@ class FakeClient:
     def _full(name: str) -> str:
         return name if "/" in name else f"default/{name}"
 
-    def get_job(self, name: str) -> Job:
-        self._note("get_job", name)
+    def get_job(self, name: str, *, stale_ok: bool = False) -> Job:
+        self._note("get_job", name, stale_ok=stale_ok)
         if self._full(name) not in self.jobs:
             raise NotFound(f"no job {self._full(name)}", reason="JOB_NOT_FOUND")
         return self.jobs[self._full(name)]
 
-    def list_jobs(self, parent: str = "", filter: str = "") -> Iterator[Job]:
-        self._note("list_jobs", parent, filter)
+    def list_jobs(
+        self, parent: str = "", filter: str = "", *, stale_ok: bool = False
+    ) -> Iterator[Job]:
+        self._note("list_jobs", parent, filter, stale_ok=stale_ok)
         label, _, value = filter.removeprefix("label.").partition("=")
         return iter([j for j in self.jobs.values() if not label or j.labels.get(label) == value])
 
@@ -224,9 +239,15 @@ class FakeClient:
         return types.Preview(fires=(fire,), descriptions=("at noon",), warnings=("odd",))
 
     def list_occurrences(
-        self, name: str, *, from_time: datetime | None = None, to_time: datetime | None = None
+        self,
+        name: str,
+        *,
+        from_time: datetime | None = None,
+        to_time: datetime | None = None,
+        stale_ok: bool = False,
     ) -> list[types.OccurrenceRange]:
-        self._note("list_occurrences", name, from_time=from_time, to_time=to_time)
+        options = {"from_time": from_time, "to_time": to_time, "stale_ok": stale_ok}
+        self._note("list_occurrences", name, **options)
         return self.ranges
 
     def audit_jobs(
@@ -242,18 +263,72 @@ class FakeClient:
         self._note("explain", name, time)
         return self.stories
 
-    def get_run(self, name: str) -> Run:
-        self._note("get_run", name)
+    def get_run(self, name: str, *, stale_ok: bool = False) -> Run:
+        self._note("get_run", name, stale_ok=stale_ok)
         return self.runs[0]
 
-    def list_runs(self, parent: str = "", filter: str = "") -> Iterator[Run]:
-        self._note("list_runs", parent, filter)
+    def list_runs(
+        self, parent: str = "", filter: str = "", *, stale_ok: bool = False
+    ) -> Iterator[Run]:
+        self._note("list_runs", parent, filter, stale_ok=stale_ok)
         return iter(self.runs)
 
     def cancel_runs(self, names: Sequence[str], reason: str = "") -> list[ItemResult]:
         self._note("cancel_runs", names, reason=reason)
         refusals = {"gone": "RUN_NOT_FOUND", "over": "RUN_FINISHED"}
         return [ItemResult(name=n, reason=refusals.get(n, ""), message="") for n in names]
+
+    def retry_runs(self, names: Sequence[str]) -> list[ItemResult]:
+        self._note("retry_runs", names)
+        refusals = {"gone": "RUN_NOT_FOUND", "well": "RUN_SUCCEEDED"}
+        return [ItemResult(name=n, reason=refusals.get(n, ""), message="") for n in names]
+
+    def cancel_matching(
+        self, filter: str, parent: str = "", reason: str = "", **options: Any
+    ) -> WideChange:
+        self._note("cancel_matching", filter, parent, reason, **options)
+        return self._swept(**options)
+
+    def retry_matching(self, filter: str, parent: str = "", **options: Any) -> WideChange:
+        self._note("retry_matching", filter, parent, **options)
+        return self._swept(**options)
+
+    def _swept(
+        self,
+        *,
+        validate_only: bool = False,
+        progress: Callable[[WideChange], None] | None = None,
+    ) -> WideChange:
+        if validate_only:
+            return WideChange(matched_count=self.matching, changed_count=0)
+        if progress is not None and self.matching > 1:
+            progress(WideChange(matched_count=1, changed_count=1))
+        return WideChange(matched_count=self.matching, changed_count=self.matching)
+
+    def list_queues(
+        self, kind: QueueKind, filter: str = "", *, stale_ok: bool = False
+    ) -> Iterator[Queue]:
+        self._note("list_queues", kind, filter, stale_ok=stale_ok)
+        return iter(queue for queue in self.queues.values() if queue.kind is kind)
+
+    def get_queue(self, name: str, kind: QueueKind, *, stale_ok: bool = False) -> Queue:
+        self._note("get_queue", name, kind, stale_ok=stale_ok)
+        return self.queues.get(name, Queue(name=name, kind=kind))
+
+    def set_queue(self, queue: Queue, *, validate_only: bool = False) -> Queue:
+        self._note("set_queue", queue, validate_only=validate_only)
+        return replace(queue, etag=77)
+
+    def pause_queue(self, name: str, note: str, kind: QueueKind) -> Queue:
+        self._note("pause_queue", name, note, kind)
+        return Queue(name=name, kind=kind, paused=True, pause_note=note, etag=78)
+
+    def resume_queue(self, name: str, kind: QueueKind) -> Queue:
+        self._note("resume_queue", name, kind)
+        return Queue(name=name, kind=kind, etag=79)
+
+    def delete_queue(self, name: str, kind: QueueKind) -> None:
+        self._note("delete_queue", name, kind)
 
     def watch_runs(
         self, parent: str = "", filter: str = "", from_revision: int = 0

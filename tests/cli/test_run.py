@@ -127,3 +127,70 @@ def test_watch_prints_one_json_object_per_line_and_stops_at_count(
     client.changes = [RunChanges(revision=1, runs=runs, caught_up=False)]
     result = tocsin("run", "watch", "-o", "json", "--count", "3", "--from-revision", "1")
     assert [json.loads(line)["name"][-1] for line in result.stdout.splitlines()] == ["0", "1", "2"]
+
+
+@pytest.mark.parametrize(
+    ("names", "code"), [(["a"], 0), (["gone"], 3), (["well", "a"], 4), (["gone", "well"], 4)]
+)
+def test_retry_answers_for_each_run(
+    tocsin: Tocsin, client: FakeClient, names: list[str], code: int
+) -> None:
+    result = tocsin("run", "retry", *names)
+    assert result.exit_code == code
+    assert ("waiting again" in result.stdout) is ("a" in names)
+    assert client.asked("retry_runs") == [((tuple(names),), {})]
+
+
+def test_a_wide_change_is_counted_first_and_needs_yes(tocsin: Tocsin, client: FakeClient) -> None:
+    client.matching = 214
+    wide = ("run", "cancel", "--filter", "state=PENDING", "--job", "prod/", "--reason", "bad")
+    counted = tocsin(*wide, "--dry-run")
+    assert (counted.exit_code, counted.stdout) == (0, "would cancel 214 runs\n")
+    refused = tocsin(*wide)
+    assert refused.exit_code == 2
+    assert "--yes" in refused.stderr
+    assert [options for _, options in client.asked("cancel_matching")] == [
+        {"validate_only": True},
+        {"validate_only": True},
+    ]
+    done = tocsin(*wide, "--yes")
+    assert (done.exit_code, done.stdout) == (0, "cancel requested for 214 runs\n")
+    assert "1 run so far" in done.stderr
+    arguments, _ = client.asked("cancel_matching")[-1]
+    assert arguments == ("state=PENDING", "prod", "bad")
+
+
+def test_a_wide_retry_of_one_run_needs_no_yes(tocsin: Tocsin, client: FakeClient) -> None:
+    client.matching = 1
+    result = tocsin("run", "retry", "--filter", "state=FAILED", "-o", "json")
+    assert json.loads(result.stdout) == {"matchedCount": "1", "changedCount": "1"}
+    client.matching = 0
+    assert tocsin("run", "retry", "--filter", "*").stdout == "would retry 0 runs\n"
+
+
+@pytest.mark.parametrize("command", ["cancel", "retry"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        [],
+        ["a", "--filter", "*"],
+        ["--filter", " "],
+        ["a", "--job", "hello"],
+        ["a", "--dry-run"],
+    ],
+)
+def test_a_change_says_which_runs_it_means(
+    tocsin: Tocsin, client: FakeClient, command: str, options: list[str]
+) -> None:
+    assert tocsin("run", command, *options).exit_code == 2
+    assert client.calls == []
+
+
+def test_lists_take_further_terms_and_may_be_stale(tocsin: Tocsin, client: FakeClient) -> None:
+    tocsin("run", "list", "--state", "failed", "--filter", 'label.a="x  y"', "--stale")
+    assert client.asked("list_runs") == [
+        (("", 'state=FAILED label.a="x  y"'), {"stale_ok": True}),
+    ]
+    client.runs = [make_run()]
+    tocsin("run", "get", "hello/x", "--stale")
+    assert client.asked("get_run") == [(("hello/x",), {"stale_ok": True})]

@@ -18,6 +18,7 @@ from tocsin.v1 import (
     cluster_pb2,
     cluster_pb2_grpc,
     job_pb2_grpc,
+    queue_pb2_grpc,
     run_pb2_grpc,
     worker_pb2,
     worker_pb2_grpc,
@@ -134,6 +135,7 @@ class Node:
         worker_pb2_grpc.add_WorkerServiceServicer_to_server(_Workers(self), server)  # type: ignore[no-untyped-call]
         job_pb2_grpc.add_JobServiceServicer_to_server(_Jobs(self), server)  # type: ignore[no-untyped-call]
         run_pb2_grpc.add_RunServiceServicer_to_server(_Runs(self), server)  # type: ignore[no-untyped-call]
+        queue_pb2_grpc.add_QueueServiceServicer_to_server(_Queues(self), server)  # type: ignore[no-untyped-call]
         cluster_pb2_grpc.add_ClusterServiceServicer_to_server(_Cluster(self), server)  # type: ignore[no-untyped-call]
         bound = server.add_insecure_port(f"127.0.0.1:{port}")
         self.address = f"127.0.0.1:{bound}"
@@ -197,11 +199,40 @@ class _Runs(run_pb2_grpc.RunServiceServicer):
     async def GetRun(self, request: Any, context: Any) -> Any:  # type: ignore[override]  # noqa: N802
         return await _answered(self.node, request, context)
 
+    async def CancelRuns(self, request: Any, context: Any) -> Any:  # type: ignore[override]  # noqa: N802
+        return await _answered(self.node, request, context)
+
+    async def RetryRuns(self, request: Any, context: Any) -> Any:  # type: ignore[override]  # noqa: N802
+        return await _answered(self.node, request, context)
+
     async def WatchRuns(self, request: Any, context: Any) -> AsyncIterator[Any]:  # type: ignore[override]  # noqa: N802
         self.node.calls.append(request)
         assert self.node.watch is not None, "the test watches a node that it gave no script"
         async for message in self.node.watch(request, context):
             yield message
+
+
+class _Queues(queue_pb2_grpc.QueueServiceServicer):
+    def __init__(self, node: Node) -> None:
+        self.node = node
+
+    async def ListQueues(self, request: Any, context: Any) -> Any:  # type: ignore[override]  # noqa: N802
+        return await _answered(self.node, request, context)
+
+    async def GetQueue(self, request: Any, context: Any) -> Any:  # type: ignore[override]  # noqa: N802
+        return await _answered(self.node, request, context)
+
+    async def UpdateQueue(self, request: Any, context: Any) -> Any:  # type: ignore[override]  # noqa: N802
+        return await _answered(self.node, request, context)
+
+    async def PauseQueue(self, request: Any, context: Any) -> Any:  # type: ignore[override]  # noqa: N802
+        return await _answered(self.node, request, context)
+
+    async def ResumeQueue(self, request: Any, context: Any) -> Any:  # type: ignore[override]  # noqa: N802
+        return await _answered(self.node, request, context)
+
+    async def DeleteQueue(self, request: Any, context: Any) -> Any:  # type: ignore[override]  # noqa: N802
+        return await _answered(self.node, request, context)
 
 
 class _Cluster(cluster_pb2_grpc.ClusterServiceServicer):

@@ -27,6 +27,7 @@ from tocsin_node.core.model import (
 )
 from tocsin_node.core.result import Applied, Reason, Rejected
 from tocsin_node.core.state import restore, snapshot
+from tocsin_node.core.sweep import Sweep
 
 FIRST = f"{NAME}/20270115T080010Z"  # the occurrence ten seconds after T0
 SECOND = f"{NAME}/20270115T080020Z"
@@ -931,3 +932,71 @@ def test_the_ledger_of_one_job_has_a_bounded_number_of_ranges_and_says_from_when
     assert found.faults == []
     assert found.after_ms == ledger.floor_ms, "what is gone is not called a fault"
     assert snapshot(restore(snapshot(m.state))) == snapshot(m.state)
+
+
+# -- wide changes of runs ------------------------------------------------------------------------
+
+
+def many_runs(m: Machine, count: int) -> list[str]:
+    m.create(every_s=0, overlap=Overlap.ALLOW)
+    return [m.trigger().name for _ in range(count)]
+
+
+def test_what_a_deletion_leaves_is_not_granted_and_ends_in_slices(m: Machine) -> None:
+    names = many_runs(m, 103)
+    m.grant(names[101])
+    m.done(c.DeleteJob(m.request(), NAME, 0, True))
+    uid = m.state.jobs[NAME].uid
+    left = [name for name in m.state.runs if m.state.runs[name].state is RunState.PENDING]
+    assert left == [names[100], names[102]]
+    assert m.refused(c.Grant(left[0], "w1", "w1")) is Reason.NOT_READY
+    m.state = restore(snapshot(m.state))
+    assert list(m.state.tombstones) == [NAME]
+    m.done(c.CancelDeleted(NAME, uid, (left[0], names[101])))
+    assert m.state.runs[names[101]].cancel_requested
+    m.done(c.CancelDeleted(NAME, uid, (left[1],)))
+    assert NAME in m.state.jobs, "a worker still holds one"
+    m.done(c.Expire(names[101], m.state.runs[names[101]].last_token))
+    assert NAME not in m.state.jobs
+    assert not m.state.tombstones
+    assert m.refused(c.CancelDeleted(NAME, uid, ())) is Reason.JOB_NOT_FOUND
+
+
+def test_a_sweep_counts_over_its_entries_and_a_repeat_does_nothing(m: Machine) -> None:
+    names = many_runs(m, 3)
+    key = m.request()
+    first = m.one(c.SweepRuns(key, False, (names[0],), "why", False))
+    assert isinstance(first, Applied)
+    assert first.value == Sweep(1, 1, done=False)
+    m.state = restore(snapshot(m.state))
+    late = m.trigger().name
+    last = m.one(c.SweepRuns(key, False, (names[0], names[1], late), "why", True))
+    assert isinstance(last, Applied)
+    assert last.value == Sweep(4, 2, done=True)
+    assert m.state.runs[names[1]].state is RunState.CANCELLED
+    assert m.state.runs[late].state is RunState.PENDING, "it was made after the request"
+    again = m.one(c.SweepRuns(key, False, (names[2],), "why", True))
+    assert again == Applied(Sweep(4, 2, done=True), repeated=True)
+    assert m.state.runs[names[2]].state is RunState.PENDING
+    other = msgspec.structs.replace(key, digest=b"other")
+    assert m.refused(c.SweepRuns(other, False, (), "", True)) is Reason.REQUEST_ID_REUSED
+
+
+def test_a_sweep_retries_a_run_once_however_often_it_fails(m: Machine) -> None:
+    first, second = many_runs(m, 2)
+    for name in (first, second):
+        m.done(c.Complete(name, m.grant(name), AttemptOutcome.FAILED, retryable=False))
+    key = m.request()
+    m.done(c.SweepRuns(key, True, (first,), "", False))
+    m.done(c.Complete(first, m.grant(first), AttemptOutcome.FAILED, retryable=False))
+    m.done(c.SweepRuns(key, True, (first, second), "", True))
+    assert m.state.runs[first].state is RunState.FAILED
+    assert m.state.runs[second].state is RunState.PENDING
+    assert Sweep.read(m.state.requests[key.id].subject) == Sweep(3, 2, done=True)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "7", "swept", "swept 1", "swept 1 x", "other 1 2", "swept 1 2 3"]
+)
+def test_what_is_no_count_of_a_sweep_counts_nothing(text: str) -> None:
+    assert Sweep.read(text) == Sweep()

@@ -87,6 +87,10 @@ Lapse, after the start deadline    | `RUN_NOT_FOUND` | CANCELLED             | `
 AdvanceFence                       | `RUN_NOT_FOUND` | `FENCED`              | =                     | =                     | `FENCED`              | `FENCED`      | `FENCED`      | `FENCED`
 AdvanceFence, stale token          | `RUN_NOT_FOUND` | `FENCED`              | `FENCED`              | `FENCED`              | `FENCED`              | `FENCED`      | `FENCED`      | `FENCED`
 RetryRuns                          | `RUN_NOT_FOUND` | `RUN_NOT_ENDED`       | `RUN_NOT_ENDED`       | `RUN_NOT_ENDED`       | `RUN_NOT_ENDED`       | `RUN_SUCCEEDED` | PENDING     | PENDING
+SweepRuns, cancelling              | =               | CANCELLED             | cancelling            | =                     | CANCELLED             | =             | =             | =
+SweepRuns, retrying                | =               | =                     | =                     | =                     | =                     | =             | PENDING       | PENDING
+CancelDeleted                      | `JOB_NOT_FOUND` | `JOB_NOT_FOUND`       | `JOB_NOT_FOUND`       | `JOB_NOT_FOUND`       | `JOB_NOT_FOUND`       | `JOB_NOT_FOUND` | `JOB_NOT_FOUND` | `JOB_NOT_FOUND`
+CancelDeleted, of a deleted job    | =               | gone                  | cancelling            | =                     | gone                  | =             | =             | =
 SetGate                            | =               | =                     | =                     | =                     | =                     | =             | =             | =
 PauseGate                          | =               | =                     | =                     | =                     | =                     | =             | =             | =
 DeleteGate                         | `QUEUE_NOT_FOUND` | `QUEUE_NOT_FOUND`   | `QUEUE_NOT_FOUND`     | `QUEUE_NOT_FOUND`     | `QUEUE_NOT_FOUND`     | `QUEUE_NOT_FOUND` | `QUEUE_NOT_FOUND` | `QUEUE_NOT_FOUND`
@@ -348,6 +352,17 @@ def late_replan(m: Machine) -> c.Command:
     return step
 
 
+def sweep(*, retry: bool) -> Callable[[Machine], c.Command]:
+    return lambda m: c.SweepRuns(m.request(), retry, (FIRST,), "", True)
+
+
+def cancel_deleted(m: Machine) -> c.Command:
+    """As if the job had more runs than the entry of its deletion cancels."""
+    job = m.state.jobs[NAME]
+    m.state.put_job(replace(job, deleted=True))
+    return c.CancelDeleted(NAME, job.uid, (FIRST,))
+
+
 MAKE: dict[str, Callable[[Machine], c.Command]] = {
     "BeginTerm": lambda m: c.BeginTerm(2, "n2", m.state.limits, "wall"),
     "CreateJob, of another name": create("default/other"),
@@ -388,6 +403,10 @@ MAKE: dict[str, Callable[[Machine], c.Command]] = {
     "AdvanceFence": lambda m: c.AdvanceFence(FIRST, token(m), "r", 60_000),
     "AdvanceFence, stale token": lambda m: c.AdvanceFence(FIRST, token(m) - 1, "r", 60_000),
     "RetryRuns": lambda m: c.RetryRuns(m.request(), (FIRST,)),
+    "SweepRuns, cancelling": sweep(retry=False),
+    "SweepRuns, retrying": sweep(retry=True),
+    "CancelDeleted": lambda m: c.CancelDeleted(NAME, m.state.jobs[NAME].uid, (FIRST,)),
+    "CancelDeleted, of a deleted job": cancel_deleted,
     "SetGate": lambda m: c.SetGate(m.request(), ScopeKind.QUEUE, "default", 0, 1, 1_000, 1),
     "PauseGate": lambda m: c.PauseGate(m.request(), ScopeKind.QUEUE, "default", True, ""),
     "DeleteGate": lambda m: c.DeleteGate(m.request(), ScopeKind.QUEUE, "default", 0),

@@ -148,9 +148,9 @@ MUTATIONS = (
     ),
     Mutation(
         "a finished run is cancelled",
-        machine._cancel_runs,
-        "elif _ended(run):",
-        "elif False:",
+        machine.cannot_cancel,
+        "Reason.RUN_FINISHED if _ended(run) else None",
+        "None",
     ),
     Mutation(
         "a success is accepted again",
@@ -303,14 +303,20 @@ MUTATIONS = (
     ),
     # -- retrying by hand
     Mutation(
+        "a wide change retries a run that failed again",
+        machine.concerns,
+        "and run.end_index < index",
+        "",
+    ),
+    Mutation(
         "a success is retried",
-        machine._cannot_retry,
+        machine.cannot_retry,
         "if run.state is RunState.SUCCEEDED:",
         "if False:",
     ),
     Mutation(
         "a skipped occurrence is retried",
-        machine._cannot_retry,
+        machine.cannot_retry,
         "run.nominal_time_ms is not None and run.reason == LAPSED",
         "False",
     ),

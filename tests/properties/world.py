@@ -44,6 +44,7 @@ from tocsin_node.core.model import (
 from tocsin_node.core.pack import pack
 from tocsin_node.core.result import Applied, Reason, Rejected, Result
 from tocsin_node.core.state import State
+from tocsin_node.core.sweep import Sweep
 from tocsin_node.schedule import Timetable
 
 START_MS = 1_780_000_000_000
@@ -110,6 +111,10 @@ class World:
         self.accepted: dict[str, int] = {}  # idempotency name -> accepted successes
         self.newest_token: dict[str, int] = {}  # by run
         self.holder_token: dict[Scope, int] = {}
+        self.sweeping: tuple[c.RequestKey, bool] | None = (
+            None  # the last wide change, and if it retries
+        )
+        self.swept: dict[str, set[str]] = {}  # runs that it retried, by request id; only asked
         self.job_token: dict[str, int] = {}  # of the newest holder of a job that excludes overlap
         self.grant_times: dict[tuple[str, str, int], list[int]] = {}  # by gate and its version
         self.apply(c.BeginTerm(1, "n1", self.limits, "wall"))
@@ -133,7 +138,7 @@ class World:
         elif choice < 0.20:
             self.cancel()
         elif choice < 0.21:
-            self.retry()
+            self.random.choice((self.retry, self.retry, self.sweep))()
         elif choice < 0.22:
             self.gate()
         elif choice < 0.24 and self.used:
@@ -197,6 +202,26 @@ class World:
     def retry(self) -> None:
         names = tuple(self.random.sample(sorted(self.state.runs), min(6, len(self.state.runs))))
         self.user(c.RetryRuns(self.request(), names))
+
+    def sweep(self) -> None:
+        """A slice of a wide change: of a new one, of the last one, or that one once more."""
+        retry = self.random.random() < 0.5
+        if self.sweeping is None or self.random.random() < 0.5:
+            self.sweeping = (self.request(), retry)
+        key, retry = self.sweeping
+        names = tuple(self.random.sample(sorted(self.state.runs), min(6, len(self.state.runs))))
+        last = self.random.random() < 0.4
+        known = self.state.requests.get(key.id)
+        before = {name: self.state.runs[name].hand_retry_count for name in names}
+        self.user(c.SweepRuns(key, retry, names, "too many", last))
+        retried = {
+            name
+            for name in names
+            if name in self.state.runs and self.state.runs[name].hand_retry_count > before[name]
+        }
+        done = self.swept.setdefault(key.id, set()) if known is not None else set()
+        assert not retried & done, f"one request retried {retried & done} twice"
+        self.swept[key.id] = done | retried
 
     def gate(self) -> None:
         """Somebody sets, pauses, resumes or deletes the limits of a queue or a namespace."""
@@ -416,6 +441,10 @@ class World:
         key = getattr(command, "request", None)
         if key is None:
             return
+        if isinstance(result, Applied) and isinstance(result.value, Sweep):
+            whole = key.id not in known or Sweep.read(known[key.id].subject).done
+            if not result.value.done or not whole:
+                return  # it is done in parts, each once
         if isinstance(result, Applied) and not result.repeated:
             assert key.id not in self.done or not key.sent_time_ms, f"{key.id} was done twice"
             self.done.add(key.id)

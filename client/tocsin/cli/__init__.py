@@ -25,7 +25,9 @@ from tocsin.cli._options import global_options
 _COMMANDS = {
     "job": ("job", "Define jobs, and see when they fire."),
     "calendar": ("calendar", "Keep jobs from running on holidays, at night, ..."),
-    "run": ("run", "See, watch, wait for and cancel runs."),
+    "run": ("run", "See, watch, wait for, cancel and retry runs."),
+    "queue": ("queue", "Limit and pause queues."),
+    "namespace": ("queue", "Limit and pause namespaces."),
     "worker": ("worker", "Run shell commands and HTTP requests; list workers."),
     "fence": ("fence", "Keep older attempts away from what they must not touch."),
     "crontab": ("crontab", "Turn crontabs into jobs."),

@@ -14,7 +14,15 @@ from google.protobuf.message import Message
 
 from tocsin import calendar, types
 from tocsin.schedule import At, Cron, Every
-from tocsin.v1 import calendar_pb2, cluster_pb2, fence_pb2, job_pb2, run_pb2, worker_pb2
+from tocsin.v1 import (
+    calendar_pb2,
+    cluster_pb2,
+    fence_pb2,
+    job_pb2,
+    queue_pb2,
+    run_pb2,
+    worker_pb2,
+)
 
 MESSAGES: dict[type[object], type[Message]] = {
     calendar.Calendar: calendar_pb2.Calendar,
@@ -39,6 +47,8 @@ MESSAGES: dict[type[object], type[Message]] = {
     types.OccurrenceRange: job_pb2.OccurrenceRange,
     types.Preview: job_pb2.PreviewFireTimesResponse,
     types.Restored: cluster_pb2.Restored,
+    types.Queue: queue_pb2.Queue,
+    types.RateLimit: queue_pb2.RateLimit,
     types.RetryPolicy: job_pb2.RetryPolicy,
     types.Run: run_pb2.Run,
     types.WorkerInfo: worker_pb2.Worker,

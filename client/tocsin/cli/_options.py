@@ -132,6 +132,15 @@ def timeout_option(function: Function) -> Function:
     )(function)
 
 
+def stale_option(function: Function) -> Function:
+    """--stale, for commands that only read."""
+    return click.option(
+        "--stale",
+        is_flag=True,
+        help="Ask any node for what it knows, which may be old; works without a majority.",
+    )(function)
+
+
 def labels_callback(
     ctx: click.Context, parameter: click.Parameter, values: tuple[str, ...]
 ) -> Mapping[str, str]:

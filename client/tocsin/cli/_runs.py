@@ -42,7 +42,12 @@ def print_run(run: Run) -> None:
             ("nominal time", shown_instant(run.nominal_time)),
             ("due time", shown_instant(run.due_time, milliseconds=True)),
             ("covers", _covers(run)),
-            ("attempts", f"{run.attempt_count} of {run.max_attempts}"),
+            *(
+                [("start deadline", shown_instant(run.start_deadline_time, milliseconds=True))]
+                if run.start_deadline_time
+                else []
+            ),
+            ("attempts", _attempts(run)),
             *(
                 [("next attempt", shown_instant(run.next_attempt_time, milliseconds=True))]
                 if run.next_attempt_time
@@ -84,6 +89,11 @@ def print_attempts(attempts: Sequence[Attempt]) -> None:
 def took(run: Run) -> timedelta | None:
     """From the start of its first attempt to its end; None while one of them is missing."""
     return _elapsed(run.attempts[0].start_time if run.attempts else None, run.end_time)
+
+
+def _attempts(run: Run) -> str:
+    again = f", retried by hand {run.hand_retry_count} times" if run.hand_retry_count else ""
+    return f"{run.attempt_count} of {run.max_attempts}{again}"
 
 
 def _covers(run: Run) -> str:

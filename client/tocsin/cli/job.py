@@ -18,7 +18,13 @@ from tocsin.cli._duration import DURATION, INSTANT, in_zone, shown_duration, sho
 from tocsin.cli._job_files import apply, diff
 from tocsin.cli._job_history import audit, explain
 from tocsin.cli._json import as_json
-from tocsin.cli._options import Settings, global_options, labels_callback, pass_settings
+from tocsin.cli._options import (
+    Settings,
+    global_options,
+    labels_callback,
+    pass_settings,
+    stale_option,
+)
 from tocsin.cli._output import Column
 from tocsin.cli._payload import PAYLOAD, check_json
 from tocsin.cli._runs import exit_code, print_run, wait_for
@@ -444,9 +450,10 @@ def _work(options: Mapping[str, Any]) -> tuple[str, bytes]:
     help="Such as 'label.team=pay paused=true alert=true dead_letters=true'; all must hold.",
 )
 @click.option("--watch", is_flag=True, help="Show them again every two seconds, until Ctrl-C.")
+@stale_option
 @global_options
 @pass_settings
-def list_(settings: Settings, /, *, namespace: str, filter_: str, watch: bool) -> None:
+def list_(settings: Settings, /, *, namespace: str, filter_: str, watch: bool, stale: bool) -> None:
     """List jobs by name, of one NAMESPACE or of all.
 
     \b
@@ -459,7 +466,9 @@ def list_(settings: Settings, /, *, namespace: str, filter_: str, watch: bool) -
     with settings.client() as client:
 
         def show() -> None:
-            _show_jobs(settings, list(client.list_jobs(parent=namespace, filter=filter_)))
+            _show_jobs(
+                settings, list(client.list_jobs(parent=namespace, filter=filter_, stale_ok=stale))
+            )
 
         if watch:
             _output.again(show, every_s=WATCH_EVERY_S)
@@ -491,9 +500,10 @@ def _show_jobs(settings: Settings, jobs: Sequence[Job]) -> None:
 
 @job.command(short_help="Show a job.")
 @click.argument("name")
+@stale_option
 @global_options
 @pass_settings
-def get(settings: Settings, /, *, name: str) -> None:
+def get(settings: Settings, /, *, name: str, stale: bool) -> None:
     """Show one job: its definition and where it stands.
 
     \b
@@ -502,7 +512,7 @@ def get(settings: Settings, /, *, name: str) -> None:
       tocsin job get billing/report -o yaml
     """
     with settings.client() as client:
-        found = client.get_job(name)
+        found = client.get_job(name, stale_ok=stale)
     _output.show_object(
         settings, lambda: as_json(found), name=found.name, text=lambda: _print_job(found)
     )
@@ -826,10 +836,17 @@ def _print_preview(preview: Preview) -> None:
     metavar="TIME",
     help="Up to here, inclusive.  [default: the last decided one]",
 )
+@stale_option
 @global_options
 @pass_settings
 def occurrences(
-    settings: Settings, /, *, name: str, from_time: datetime | None, to_time: datetime | None
+    settings: Settings,
+    /,
+    *,
+    name: str,
+    from_time: datetime | None,
+    to_time: datetime | None,
+    stale: bool,
 ) -> None:
     """Show the ledger: for each time of a job, whether it ran, was covered, skipped or missed.
 
@@ -846,6 +863,7 @@ def occurrences(
                 name,
                 from_time=from_time and in_zone(from_time, None, option="--from"),
                 to_time=to_time and in_zone(to_time, None, option="--to"),
+                stale_ok=stale,
             )
         )
     _output.show_list(

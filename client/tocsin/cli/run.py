@@ -1,22 +1,31 @@
-"""`tocsin run`: see, watch, wait for and cancel runs."""
+"""`tocsin run`: see, watch, wait for, cancel and retry runs."""
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from itertools import islice
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
 from tocsin.cli import _output
 from tocsin.cli._duration import DURATION, shown_elapsed, shown_instant
 from tocsin.cli._json import as_json
-from tocsin.cli._options import Settings, cluster_options, global_options, pass_settings
+from tocsin.cli._options import (
+    Settings,
+    cluster_options,
+    global_options,
+    pass_settings,
+    stale_option,
+)
 from tocsin.cli._output import Column
 from tocsin.cli._runs import exit_code, print_run, took, wait_for
-from tocsin.types import ItemResult, Run, RunCause, RunState
+from tocsin.types import ItemResult, Run, RunCause, RunState, WideChange
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 LIST_LIMIT = 100
 
@@ -27,7 +36,7 @@ _CAUSES = click.Choice([cause.lower() for cause in RunCause][1:], case_sensitive
 @click.group()
 @global_options
 def run() -> None:
-    """See, watch, wait for and cancel runs.
+    """See, watch, wait for, cancel and retry runs.
 
     A run is named NAMESPACE/JOB/TIME, such as default/hello/20261129T070000Z; the namespace
     `default` may be left out.
@@ -46,6 +55,14 @@ def run() -> None:
 @click.option("--cause", type=_CAUSES, help="Only runs made by this.")
 @click.option("--queue", metavar="NAME", help="Only runs of this queue.")
 @click.option(
+    "--filter",
+    "filter_",
+    default="",
+    metavar="TERMS",
+    help="Further terms, such as 'label.team=pay ended>=2026-11-29T07:00:00Z'; all must hold.",
+)
+@stale_option
+@click.option(
     "--limit",
     type=click.IntRange(min=0),
     default=LIST_LIMIT,
@@ -62,6 +79,8 @@ def list_(
     state: str | None,
     cause: str | None,
     queue: str | None,
+    filter_: str,
+    stale: bool,
     limit: int,
 ) -> None:
     """List runs, newest first: of JOB, of a namespace written with a slash at its end, or of all.
@@ -71,11 +90,14 @@ def list_(
       tocsin run list
       tocsin run list hello -o json
       tocsin run list --state failed --limit 0
+      tocsin run list billing/ --filter 'handler=report ended>=2026-11-29T07:00:00Z'
     """
     terms = {"state": state and state.upper(), "cause": cause and cause.upper(), "queue": queue}
-    wanted = " ".join(f"{key}={value}" for key, value in terms.items() if value)
+    wanted = " ".join(
+        [*(f"{key}={value}" for key, value in terms.items() if value), filter_]
+    ).strip()
     with settings.client() as client:
-        found = client.list_runs(parent=_parent(job), filter=wanted)
+        found = client.list_runs(parent=_parent(job), filter=wanted, stale_ok=stale)
         runs = list(islice(found, limit + 1) if limit else found)
     if limit and len(runs) > limit:
         runs = runs[:limit]
@@ -110,9 +132,10 @@ def _last(run: Run, field: str) -> str:
 
 @run.command(short_help="Show a run and its attempts.")
 @click.argument("name", metavar="RUN")
+@stale_option
 @global_options
 @pass_settings
-def get(settings: Settings, /, *, name: str) -> None:
+def get(settings: Settings, /, *, name: str, stale: bool) -> None:
     """Show one run: its state, why it waits or failed, and each attempt with its fencing token.
 
     \b
@@ -120,7 +143,7 @@ def get(settings: Settings, /, *, name: str) -> None:
       tocsin run get hello/20261129T070000Z
     """
     with settings.client() as client:
-        found = client.get_run(name)
+        found = client.get_run(name, stale_ok=stale)
     _output.show_object(
         settings, lambda: as_json(found), name=found.name, text=lambda: print_run(found)
     )
@@ -224,30 +247,191 @@ def wait(
     ctx.exit(exit_code(ended))
 
 
+_NAMES = click.argument("names", nargs=-1, metavar="[RUN...]")
+
+
+def _wide_options(function: Function) -> Function:
+    """The options of a command that changes runs, by name or by filter."""
+    options = (
+        click.option(
+            "--filter",
+            "filter_",
+            metavar="TERMS",
+            help="All that match, such as 'state=FAILED label.team=pay ended>=2026-11-29'; '*' for "
+            "all.",
+        ),
+        click.option(
+            "--job",
+            default="",
+            metavar="JOB",
+            help="With --filter: of this job, or of a namespace written with a slash at its end.",
+        ),
+        click.option("--dry-run", is_flag=True, help="Say what would be changed; change nothing."),
+        click.option("--yes", is_flag=True, help="Do not ask before changing all that match."),
+    )
+    for option in reversed(options):
+        function = option(function)
+    return function
+
+
 @run.command(short_help="Ask for the end of runs.")
-@click.argument("names", nargs=-1, required=True, metavar="RUN...")
+@_NAMES
+@_wide_options
 @click.option("--reason", default="", help="Shown with the runs.")
 @global_options
 @pass_settings
 @click.pass_context
-def cancel(ctx: click.Context, settings: Settings, /, *, names: Sequence[str], reason: str) -> None:
+def cancel(
+    ctx: click.Context,
+    settings: Settings,
+    /,
+    *,
+    names: Sequence[str],
+    reason: str,
+    **wide: Any,
+) -> None:
     """Ask for the end of runs: one that waits ends at once, another when its worker stopped it.
+
+    With --filter, of all unfinished runs that match. The cluster does that in pieces and goes on
+    with it if this command is stopped.
 
     Exit code: 0 all asked, 3 none of the refused ones exists, 4 refused, such as ended already.
 
     \b
     Examples:
       tocsin run cancel hello/20261129T070000Z --reason 'wrong data'
-      tocsin run list hello --state pending -o name | xargs tocsin run cancel
+      tocsin run cancel --filter 'queue=slow state=PENDING' --dry-run
+      tocsin run cancel --filter '*' --job billing/ --yes
     """
+    if _by_filter(names, wide["filter_"], wide["job"]):
+        _sweep(
+            settings,
+            lambda client, **options: client.cancel_matching(
+                wide["filter_"], _parent(wide["job"]), reason, **options
+            ),
+            verb="cancel",
+            done="cancel requested for",
+            dry_run=wide["dry_run"],
+            yes=wide["yes"],
+        )
+        return
+    if wide["dry_run"]:
+        raise click.UsageError("--dry-run needs a --filter; tocsin run get shows one run")
     with settings.client() as client:
         results = client.cancel_runs(names, reason=reason)
+    _show_results(ctx, settings, results, done="cancel requested")
+
+
+@run.command(short_help="Run again what failed or was cancelled.")
+@_NAMES
+@_wide_options
+@global_options
+@pass_settings
+@click.pass_context
+def retry(ctx: click.Context, settings: Settings, /, *, names: Sequence[str], **wide: Any) -> None:
+    """Make runs that failed or were cancelled wait again, with all their attempts before them.
+
+    They keep their idempotency key. With --filter, all that match; runs that succeeded, and those
+    that their start deadline ended, are left alone. The cluster does that in pieces and goes on
+    with it if this command is stopped.
+
+    Exit code: 0 all wait again, 3 none of the refused ones exists, 4 refused.
+
+    \b
+    Examples:
+      tocsin run retry hello/20261129T070000Z
+      tocsin run retry --filter 'state=FAILED ended>=2026-11-29T07:00:00Z' --dry-run
+      tocsin run retry --filter state=FAILED --job billing/report --yes
+    """
+    if _by_filter(names, wide["filter_"], wide["job"]):
+        _sweep(
+            settings,
+            lambda client, **options: client.retry_matching(
+                wide["filter_"], _parent(wide["job"]), **options
+            ),
+            verb="retry",
+            done="waiting again:",
+            dry_run=wide["dry_run"],
+            yes=wide["yes"],
+        )
+        return
+    if wide["dry_run"]:
+        raise click.UsageError("--dry-run needs a --filter; tocsin run get shows one run")
+    with settings.client() as client:
+        results = client.retry_runs(names)
+    _show_results(ctx, settings, results, done="waiting again")
+
+
+def _by_filter(names: Sequence[str], filter_: str | None, job: str) -> bool:
+    """Whether runs are meant by a filter rather than by their names.
+
+    Raises:
+        click.UsageError: by neither, or by both.
+    """
+    if bool(names) == (filter_ is not None):
+        raise click.UsageError("name the runs, or say which with --filter")
+    if filter_ is None and job:
+        raise click.UsageError("--job needs a --filter; '*' stands for all of its runs")
+    if filter_ is not None and not filter_.strip():
+        raise click.UsageError("an empty --filter says nothing; '*' stands for all")
+    return filter_ is not None
+
+
+def _sweep(
+    settings: Settings,
+    change: Callable[..., WideChange],
+    *,
+    verb: str,
+    done: str,
+    dry_run: bool,
+    yes: bool,
+) -> None:
+    """Counts what would be changed, asks if there is more than one, and changes it."""
+
+    def show(result: WideChange, text: str) -> None:
+        data = {
+            "matchedCount": str(result.matched_count),
+            "changedCount": str(result.changed_count),
+        }
+        _output.show_object(
+            settings, lambda: data, name=str(result.changed_count), text=lambda: click.echo(text)
+        )
+
+    with settings.client() as client:
+        if dry_run or not yes:
+            found = change(client, validate_only=True)
+            if dry_run or not found.matched_count:
+                show(found, f"would {verb} {_runs(found.matched_count)}")
+                return
+            if found.matched_count > 1:
+                _confirm(f"{verb} {_runs(found.matched_count)}?")
+        result = change(
+            client, progress=lambda so_far: _output.note(f"{_runs(so_far.changed_count)} so far")
+        )
+    left = result.matched_count - result.changed_count
+    show(result, f"{done} {_runs(result.changed_count)}" + (f", {left} refused" if left else ""))
+
+
+def _confirm(question: str) -> None:
+    """Raises click.UsageError where nobody can answer."""
+    if not sys.stdin.isatty():
+        raise click.UsageError(f"{question} say --yes, or look first with --dry-run")
+    click.confirm(question, abort=True, err=True)
+
+
+def _runs(count: int) -> str:
+    return f"{count} run" if count == 1 else f"{count} runs"
+
+
+def _show_results(
+    ctx: click.Context, settings: Settings, results: Sequence[ItemResult], *, done: str
+) -> None:
     _output.show_list(
         settings,
         results,
         [
             Column("RUN", lambda item: item.name),
-            Column("ANSWER", lambda item: "cancel requested" if item.ok else "refused"),
+            Column("ANSWER", lambda item: done if item.ok else "refused"),
             Column("WHY", lambda item: item.message or item.reason or "-"),
         ],
         to_json=_item_json,

@@ -188,7 +188,7 @@ class Run(_message.Message):
     checkpoint_size: _builtins.int
     """Bytes that an attempt left for the next one. Out."""
     hand_retry_count: _builtins.int
-    """Times it was made to wait again by hand. Out."""
+    """Times it was made to wait again by RetryRuns. Out."""
     @_builtins.property
     def nominal_time(self) -> _timestamp_pb2.Timestamp:
         """Nominal time of the occurrence, a whole second; unset for a manual trigger. Out."""
@@ -454,13 +454,24 @@ class CancelRunsRequest(_message.Message):
     NAMES_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
+    PARENT_FIELD_NUMBER: _builtins.int
+    FILTER_FIELD_NUMBER: _builtins.int
+    VALIDATE_ONLY_FIELD_NUMBER: _builtins.int
     reason: _builtins.str
     """Shown with the runs; at most 256 characters."""
     request_id: _builtins.str
-    """1..64 of [A-Za-z0-9_-]; makes a repeat harmless for 24 hours. Required."""
+    """1..64 of [A-Za-z0-9_-]; makes a repeat harmless for 24 hours. Required unless `validate_only`."""
+    parent: _builtins.str
+    """With a filter: `{namespace}/{job}`, `{namespace}` or empty for all."""
+    filter: _builtins.str
+    """As in ListRunsRequest; `*` stands for all. Concerns the unfinished runs that there are when the
+    leader takes up the request, and none that is made later.
+    """
+    validate_only: _builtins.bool
+    """Change nothing, and say how many runs match."""
     @_builtins.property
     def names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """1..1000 run names. Required."""
+        """1..1000 run names; or none, and a filter."""
 
     def __init__(
         self,
@@ -468,10 +479,13 @@ class CancelRunsRequest(_message.Message):
         names: _abc.Iterable[_builtins.str] | None = ...,
         reason: _builtins.str = ...,
         request_id: _builtins.str = ...,
+        parent: _builtins.str = ...,
+        filter: _builtins.str = ...,
+        validate_only: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["names", b"names", "reason", b"reason", "request_id", b"request_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["filter", b"filter", "names", b"names", "parent", b"parent", "reason", b"reason", "request_id", b"request_id", "validate_only", b"validate_only"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -482,22 +496,108 @@ class CancelRunsResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     RESULTS_FIELD_NUMBER: _builtins.int
+    MATCHED_COUNT_FIELD_NUMBER: _builtins.int
+    CHANGED_COUNT_FIELD_NUMBER: _builtins.int
+    IN_PROGRESS_FIELD_NUMBER: _builtins.int
+    matched_count: _builtins.int
+    """For a filter, so far: runs that matched."""
+    changed_count: _builtins.int
+    """Of these, runs that were changed, also by earlier tries of this request."""
+    in_progress: _builtins.bool
+    """For a filter: the leader is still at work on it, and goes on whether or not the caller waits;
+    send the same request again, under the same id, to hear more. If the leader is lost meanwhile,
+    that goes on with what is left, and changes nothing twice.
+    """
     @_builtins.property
     def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___ItemResult]:
-        """One for each name asked, in order."""
+        """One for each name asked, in order; none for a filter."""
 
     def __init__(
         self,
         *,
         results: _abc.Iterable[Global___ItemResult] | None = ...,
+        matched_count: _builtins.int = ...,
+        changed_count: _builtins.int = ...,
+        in_progress: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["results", b"results"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changed_count", b"changed_count", "in_progress", b"in_progress", "matched_count", b"matched_count", "results", b"results"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CancelRunsResponse: _TypeAlias = CancelRunsResponse  # noqa: Y015
+
+@_typing.final
+class RetryRunsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAMES_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    PARENT_FIELD_NUMBER: _builtins.int
+    FILTER_FIELD_NUMBER: _builtins.int
+    VALIDATE_ONLY_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """See CancelRunsRequest."""
+    parent: _builtins.str
+    """With a filter: `{namespace}/{job}`, `{namespace}` or empty for all."""
+    filter: _builtins.str
+    """As in ListRunsRequest; `*` stands for all. Concerns the runs that had failed or been cancelled
+    when the leader takes up the request; not those that their start deadline ended.
+    """
+    validate_only: _builtins.bool
+    """Change nothing, and say how many runs match."""
+    @_builtins.property
+    def names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """1..1000 run names; or none, and a filter."""
+
+    def __init__(
+        self,
+        *,
+        names: _abc.Iterable[_builtins.str] | None = ...,
+        request_id: _builtins.str = ...,
+        parent: _builtins.str = ...,
+        filter: _builtins.str = ...,
+        validate_only: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["filter", b"filter", "names", b"names", "parent", b"parent", "request_id", b"request_id", "validate_only", b"validate_only"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RetryRunsRequest: _TypeAlias = RetryRunsRequest  # noqa: Y015
+
+@_typing.final
+class RetryRunsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RESULTS_FIELD_NUMBER: _builtins.int
+    MATCHED_COUNT_FIELD_NUMBER: _builtins.int
+    CHANGED_COUNT_FIELD_NUMBER: _builtins.int
+    IN_PROGRESS_FIELD_NUMBER: _builtins.int
+    matched_count: _builtins.int
+    changed_count: _builtins.int
+    in_progress: _builtins.bool
+    @_builtins.property
+    def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___ItemResult]:
+        """See CancelRunsResponse."""
+
+    def __init__(
+        self,
+        *,
+        results: _abc.Iterable[Global___ItemResult] | None = ...,
+        matched_count: _builtins.int = ...,
+        changed_count: _builtins.int = ...,
+        in_progress: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changed_count", b"changed_count", "in_progress", b"in_progress", "matched_count", b"matched_count", "results", b"results"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RetryRunsResponse: _TypeAlias = RetryRunsResponse  # noqa: Y015
 
 @_typing.final
 class ItemResult(_message.Message):
@@ -508,7 +608,7 @@ class ItemResult(_message.Message):
     name: _builtins.str
     @_builtins.property
     def status(self) -> _status_pb2.Status:
-        """OK, or why this item was refused (RUN_NOT_FOUND, RUN_FINISHED)."""
+        """OK, or why this item was refused (RUN_NOT_FOUND, RUN_FINISHED, ...)."""
 
     def __init__(
         self,

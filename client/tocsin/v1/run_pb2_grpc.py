@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class RunServiceStub(object):
-    """Reads, watches and cancels runs. Any node answers; a node that does not lead forwards once.
+    """Reads, watches, cancels and retries runs. Any node answers; a node that does not lead forwards once.
     """
 
     def __init__(self, channel):
@@ -50,6 +50,11 @@ class RunServiceStub(object):
                 request_serializer=tocsin_dot_v1_dot_run__pb2.CancelRunsRequest.SerializeToString,
                 response_deserializer=tocsin_dot_v1_dot_run__pb2.CancelRunsResponse.FromString,
                 _registered_method=True)
+        self.RetryRuns = channel.unary_unary(
+                '/tocsin.v1.RunService/RetryRuns',
+                request_serializer=tocsin_dot_v1_dot_run__pb2.RetryRunsRequest.SerializeToString,
+                response_deserializer=tocsin_dot_v1_dot_run__pb2.RetryRunsResponse.FromString,
+                _registered_method=True)
         self.WatchRuns = channel.unary_stream(
                 '/tocsin.v1.RunService/WatchRuns',
                 request_serializer=tocsin_dot_v1_dot_run__pb2.WatchRunsRequest.SerializeToString,
@@ -58,7 +63,7 @@ class RunServiceStub(object):
 
 
 class RunServiceServicer(object):
-    """Reads, watches and cancels runs. Any node answers; a node that does not lead forwards once.
+    """Reads, watches, cancels and retries runs. Any node answers; a node that does not lead forwards once.
     """
 
     def GetRun(self, request, context):
@@ -77,7 +82,17 @@ class RunServiceServicer(object):
 
     def CancelRuns(self, request, context):
         """Asks for the end of runs: one that was never started ends at once, one that is held by a worker
-        ends as CANCELLED when the worker has stopped it or its lease is over.
+        ends as CANCELLED when the worker has stopped it or its lease is over. By names, or by filter all
+        that have not ended.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RetryRuns(self, request, context):
+        """Makes runs that failed or were cancelled wait again, with all their attempts before them and the
+        same idempotency key. By names, or by filter all that ended so. FAILED_PRECONDITION, per run:
+        RUN_NOT_ENDED, RUN_SUCCEEDED, RUN_LAPSED (its start deadline ended it; trigger the job instead).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -108,6 +123,11 @@ def add_RunServiceServicer_to_server(servicer, server):
                     request_deserializer=tocsin_dot_v1_dot_run__pb2.CancelRunsRequest.FromString,
                     response_serializer=tocsin_dot_v1_dot_run__pb2.CancelRunsResponse.SerializeToString,
             ),
+            'RetryRuns': grpc.unary_unary_rpc_method_handler(
+                    servicer.RetryRuns,
+                    request_deserializer=tocsin_dot_v1_dot_run__pb2.RetryRunsRequest.FromString,
+                    response_serializer=tocsin_dot_v1_dot_run__pb2.RetryRunsResponse.SerializeToString,
+            ),
             'WatchRuns': grpc.unary_stream_rpc_method_handler(
                     servicer.WatchRuns,
                     request_deserializer=tocsin_dot_v1_dot_run__pb2.WatchRunsRequest.FromString,
@@ -122,7 +142,7 @@ def add_RunServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class RunService(object):
-    """Reads, watches and cancels runs. Any node answers; a node that does not lead forwards once.
+    """Reads, watches, cancels and retries runs. Any node answers; a node that does not lead forwards once.
     """
 
     @staticmethod
@@ -196,6 +216,33 @@ class RunService(object):
             '/tocsin.v1.RunService/CancelRuns',
             tocsin_dot_v1_dot_run__pb2.CancelRunsRequest.SerializeToString,
             tocsin_dot_v1_dot_run__pb2.CancelRunsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RetryRuns(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tocsin.v1.RunService/RetryRuns',
+            tocsin_dot_v1_dot_run__pb2.RetryRunsRequest.SerializeToString,
+            tocsin_dot_v1_dot_run__pb2.RetryRunsResponse.FromString,
             options,
             channel_credentials,
             insecure,

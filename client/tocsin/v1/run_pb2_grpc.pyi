@@ -31,7 +31,7 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class RunServiceStub:
-    """Reads, watches and cancels runs. Any node answers; a node that does not lead forwards once."""
+    """Reads, watches, cancels and retries runs. Any node answers; a node that does not lead forwards once."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
@@ -43,14 +43,20 @@ class RunServiceStub:
     """Lists runs of one job or of everything, newest first, in pages."""
     CancelRuns: _grpc.UnaryUnaryMultiCallable[_run_pb2.CancelRunsRequest, _run_pb2.CancelRunsResponse]
     """Asks for the end of runs: one that was never started ends at once, one that is held by a worker
-    ends as CANCELLED when the worker has stopped it or its lease is over.
+    ends as CANCELLED when the worker has stopped it or its lease is over. By names, or by filter all
+    that have not ended.
+    """
+    RetryRuns: _grpc.UnaryUnaryMultiCallable[_run_pb2.RetryRunsRequest, _run_pb2.RetryRunsResponse]
+    """Makes runs that failed or were cancelled wait again, with all their attempts before them and the
+    same idempotency key. By names, or by filter all that ended so. FAILED_PRECONDITION, per run:
+    RUN_NOT_ENDED, RUN_SUCCEEDED, RUN_LAPSED (its start deadline ended it; trigger the job instead).
     """
     WatchRuns: _grpc.UnaryStreamMultiCallable[_run_pb2.WatchRunsRequest, _run_pb2.WatchRunsResponse]
     """Streams the runs that match, each time one changes; resumable by revision."""
 
 @_typing.type_check_only
 class RunServiceAsyncStub(RunServiceStub):
-    """Reads, watches and cancels runs. Any node answers; a node that does not lead forwards once."""
+    """Reads, watches, cancels and retries runs. Any node answers; a node that does not lead forwards once."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetRun: _aio.UnaryUnaryMultiCallable[_run_pb2.GetRunRequest, _run_pb2.GetRunResponse]  # type: ignore[assignment]
@@ -59,13 +65,19 @@ class RunServiceAsyncStub(RunServiceStub):
     """Lists runs of one job or of everything, newest first, in pages."""
     CancelRuns: _aio.UnaryUnaryMultiCallable[_run_pb2.CancelRunsRequest, _run_pb2.CancelRunsResponse]  # type: ignore[assignment]
     """Asks for the end of runs: one that was never started ends at once, one that is held by a worker
-    ends as CANCELLED when the worker has stopped it or its lease is over.
+    ends as CANCELLED when the worker has stopped it or its lease is over. By names, or by filter all
+    that have not ended.
+    """
+    RetryRuns: _aio.UnaryUnaryMultiCallable[_run_pb2.RetryRunsRequest, _run_pb2.RetryRunsResponse]  # type: ignore[assignment]
+    """Makes runs that failed or were cancelled wait again, with all their attempts before them and the
+    same idempotency key. By names, or by filter all that ended so. FAILED_PRECONDITION, per run:
+    RUN_NOT_ENDED, RUN_SUCCEEDED, RUN_LAPSED (its start deadline ended it; trigger the job instead).
     """
     WatchRuns: _aio.UnaryStreamMultiCallable[_run_pb2.WatchRunsRequest, _run_pb2.WatchRunsResponse]  # type: ignore[assignment]
     """Streams the runs that match, each time one changes; resumable by revision."""
 
 class RunServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Reads, watches and cancels runs. Any node answers; a node that does not lead forwards once."""
+    """Reads, watches, cancels and retries runs. Any node answers; a node that does not lead forwards once."""
 
     @_abc_1.abstractmethod
     def GetRun(
@@ -90,7 +102,19 @@ class RunServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_run_pb2.CancelRunsResponse, _abc.Awaitable[_run_pb2.CancelRunsResponse]]:
         """Asks for the end of runs: one that was never started ends at once, one that is held by a worker
-        ends as CANCELLED when the worker has stopped it or its lease is over.
+        ends as CANCELLED when the worker has stopped it or its lease is over. By names, or by filter all
+        that have not ended.
+        """
+
+    @_abc_1.abstractmethod
+    def RetryRuns(
+        self,
+        request: _run_pb2.RetryRunsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_run_pb2.RetryRunsResponse, _abc.Awaitable[_run_pb2.RetryRunsResponse]]:
+        """Makes runs that failed or were cancelled wait again, with all their attempts before them and the
+        same idempotency key. By names, or by filter all that ended so. FAILED_PRECONDITION, per run:
+        RUN_NOT_ENDED, RUN_SUCCEEDED, RUN_LAPSED (its start deadline ended it; trigger the job instead).
         """
 
     @_abc_1.abstractmethod

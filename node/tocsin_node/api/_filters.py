@@ -28,6 +28,7 @@ from tocsin_node.core.model import (
     FINAL_STATES,
     SECOND_MS,
     Cause,
+    Gate,
     Job,
     JobSpec,
     Run,
@@ -62,6 +63,7 @@ _TIMES: Mapping[str, Callable[[Run], int | None]] = {
 
 RunTest = Callable[[Run, JobSpec], bool]
 JobTest = Callable[[Job, State], bool]
+QueueTest = Callable[[Gate | None], bool]
 
 RUN_TERMS = (
     "state=, cause=, job=, namespace=, queue=, handler=, label.{key}=, and created, due, nominal "
@@ -71,6 +73,8 @@ JOB_TERMS = (
     "job=, namespace=, queue=, handler=, key=, label.{key}=, and paused, finished, alert or "
     "dead_letters with =true or =false"
 )
+
+QUEUE_TERMS = "paused or limited with =true or =false"
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +122,18 @@ def job_filter(text: str, faults: Faults) -> JobFilter:
         if test is not None:
             tests.append(test)
     return JobFilter(tuple(tests))
+
+
+def queue_filter(text: str, faults: Faults) -> QueueTest:
+    """Reads a filter of queues and namespaces, by what is stored of them; see `QUEUE_TERMS`."""
+    wanted: list[tuple[QueueTest, bool]] = []
+    for term in _terms(text, faults, QUEUE_TERMS):
+        flag = _QUEUE_FLAGS.get(term.key)
+        if flag is None or term.operator != "=" or term.value not in ("true", "false"):
+            _unknown(str(term), QUEUE_TERMS, faults)
+        else:
+            wanted.append((flag, term.value == "true"))
+    return lambda gate: all(flag(gate) is value for flag, value in wanted)
 
 
 def _run_test(term: _Term, faults: Faults) -> RunTest | None:
@@ -187,6 +203,12 @@ _JOB_FLAGS: Mapping[str, JobTest] = {
     "finished": lambda job, state: job.finished,
     "alert": lambda job, state: job.name in state.alerted,
     "dead_letters": lambda job, state: job.name in state.failed,
+}
+
+
+_QUEUE_FLAGS: Mapping[str, QueueTest] = {
+    "paused": lambda gate: gate is not None and gate.paused,
+    "limited": lambda gate: gate is not None and bool(gate.max_held or gate.rate_runs),
 }
 
 

@@ -1,4 +1,4 @@
-"""RunService: reads, cancels and watches runs.
+"""RunService: reads, cancels, retries and watches runs.
 
 A watch is served by any node from what it has applied, and keeps no queue: each time it goes on
 from a revision through the runs ordered by their last change. So a slow reader costs no memory,
@@ -10,9 +10,11 @@ from __future__ import annotations
 import asyncio
 from bisect import bisect_right
 from collections import deque
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec.structs import replace
 
 from tocsin.v1 import run_pb2, run_pb2_grpc
 from tocsin_node import admission
@@ -29,7 +31,9 @@ from tocsin_node.api._pages import (
     decode_token,
     encode_token,
 )
+from tocsin_node.api._sweeps import SLICE_RUNS, Sweeps, Wide
 from tocsin_node.core import command as commands
+from tocsin_node.core import machine
 from tocsin_node.core.command import RequestKey, digest
 from tocsin_node.core.model import Run, RunState
 from tocsin_node.core.result import Reason, Rejected
@@ -44,6 +48,8 @@ PIECE_RUNS = 10_000  # names that a watch holds at a time
 FRAME_RUNS = 500
 WATCHES_MAX = 1_000
 
+_ChangeRequest = run_pb2.CancelRunsRequest | run_pb2.RetryRunsRequest
+
 _WAITING = frozenset({RunState.PENDING, RunState.RETRY_WAIT})
 
 
@@ -54,15 +60,17 @@ class RunService(run_pb2_grpc.RunServiceServicer):
         self._replica = replica
         self._slices = slices
         self._dispatcher = dispatcher
+        self._sweeps = Sweeps(replica, slices)
         self._watches: set[_Watch] = set()
         self._closed = False
         replica.subscribe(self._on_changes)
 
-    def close(self) -> None:
-        """Ends all watches, so that the server can stop; their readers go on elsewhere."""
+    async def close(self) -> None:
+        """Ends watches and wide changes, so that the server can stop; others go on with them."""
         self._closed = True
         for watch in self._watches:
             watch.changed.set()
+        await self._sweeps.close()
 
     def _on_changes(self, changes: Changes) -> None:
         if changes.runs:
@@ -121,28 +129,108 @@ class RunService(run_pb2_grpc.RunServiceServicer):
         self, request: run_pb2.CancelRunsRequest, context: Any
     ) -> run_pb2.CancelRunsResponse:
         faults = Faults()
-        if not 1 <= len(request.names) <= admission.CANCEL_NAMES_MAX:
-            allowed = f"1 to {admission.CANCEL_NAMES_MAX}"
-            faults.add("names", f"got {len(request.names)} names, allowed: {allowed}")
-        names = tuple(
-            admission.run_name(name, f"names[{number}]", faults)
-            for number, name in enumerate(request.names[: admission.CANCEL_NAMES_MAX])
-        )
         reason = admission.note(request.reason, "reason", faults)
-        admission.request_id(request.request_id, faults)
+        names = _names(request, faults)
+        if not request.filter:
+            self._check_id(request, faults)
+            faults.refuse_if_any()
+            if request.validate_only:
+                return run_pb2.CancelRunsResponse(
+                    **await self._would_change(names, retry=False, context=context)
+                )
+            return run_pb2.CancelRunsResponse(
+                **await self._change(
+                    request.request_id,
+                    names,
+                    lambda key, part: commands.CancelRuns(key, part, reason),
+                    digest("CancelRuns", names, reason),
+                    context,
+                )
+            )
+        wide = _wide(request, faults, retry=False, reason=reason)
+        body = digest("CancelRuns", request.parent, request.filter, reason)
+        return run_pb2.CancelRunsResponse(**await self._sweep(request, wide, body, faults, context))
+
+    async def RetryRuns(  # noqa: N802
+        self, request: run_pb2.RetryRunsRequest, context: Any
+    ) -> run_pb2.RetryRunsResponse:
+        faults = Faults()
+        names = _names(request, faults)
+        if not request.filter:
+            self._check_id(request, faults)
+            faults.refuse_if_any()
+            if request.validate_only:
+                return run_pb2.RetryRunsResponse(
+                    **await self._would_change(names, retry=True, context=context)
+                )
+            return run_pb2.RetryRunsResponse(
+                **await self._change(
+                    request.request_id,
+                    names,
+                    commands.RetryRuns,
+                    digest("RetryRuns", names),
+                    context,
+                )
+            )
+        wide = _wide(request, faults, retry=True)
+        body = digest("RetryRuns", request.parent, request.filter)
+        return run_pb2.RetryRunsResponse(**await self._sweep(request, wide, body, faults, context))
+
+    def _check_id(self, request: _ChangeRequest, faults: Faults) -> None:
+        if request.request_id or not request.validate_only:
+            admission.request_id(request.request_id, faults)
+
+    def _key(self, request_id: str, body: bytes) -> RequestKey:
+        return RequestKey(request_id, body, min(request_time_ms(), self._replica.clock.now_ms()))
+
+    async def _change(
+        self,
+        request_id: str,
+        names: tuple[str, ...],
+        command: Callable[[RequestKey, tuple[str, ...]], commands.Command],
+        body: bytes,
+        context: Any,
+    ) -> dict[str, Any]:
+        """Changes the runs of these names in slices, each an entry under an id of its own.
+
+        The first has the caller's id, the others one that no caller can choose. If the leader is
+        lost in between, the repeat answers the slices that were done, and does the others.
+        """
+        key = self._key(request_id, body)
+        results: list[run_pb2.ItemResult] = []
+        for at in range(0, len(names), SLICE_RUNS):
+            part = names[at : at + SLICE_RUNS]
+            own = key if at == 0 else replace(key, id=f"{key.id}.{at}")
+            applied = await self._replica.execute(command(own, part), timeout=timeout_s(context))
+            refusals: Any = applied.value
+            results += [_item(name, why) for name, why in zip(part, refusals, strict=True)]
+        return _counted(results)
+
+    async def _would_change(
+        self, names: tuple[str, ...], *, retry: bool, context: Any
+    ) -> dict[str, Any]:
+        """What a change of these names would answer now; nothing is written."""
+        await self._fresh(False, context)
+        state = self._replica.state
+        refusal = machine.cannot_retry if retry else machine.cannot_cancel
+        return _counted([_item(name, refusal(state, name)) for name in names])
+
+    async def _sweep(
+        self, request: _ChangeRequest, wide: Wide, body: bytes, faults: Faults, context: Any
+    ) -> dict[str, Any]:
+        """Changes what a filter finds, or counts it."""
+        self._check_id(request, faults)
         faults.refuse_if_any()
-        sent_ms = min(request_time_ms(), self._replica.clock.now_ms())
-        key = RequestKey(request.request_id, digest("CancelRuns", names, reason), sent_ms)
-        applied = await self._replica.execute(
-            commands.CancelRuns(key, names, reason), timeout=timeout_s(context)
-        )
-        refusals: Any = applied.value
-        response = run_pb2.CancelRunsResponse()
-        for name, refused in zip(names, refusals, strict=True):
-            item = response.results.add(name=name)
-            if refused is not None:
-                item.status.CopyFrom(_item_status(name, refused))
-        return response
+        await self._fresh(False, context)
+        if request.validate_only:
+            return {"matched_count": await self._sweeps.count(wide)}
+        key = self._key(request.request_id, body)
+        swept = await self._sweeps.change(key, wide, timeout=timeout_s(context))
+        return {
+            "matched_count": swept.matched_count,
+            "changed_count": swept.changed_count,
+            "in_progress": not swept.done,
+        }
 
     async def _fresh(self, stale_ok: bool, context: Any) -> None:
         """Waits until the local state holds every write acknowledged before the call."""
@@ -332,10 +420,49 @@ def _create_time_ms(state: State, name: str) -> int | None:
     return None if run is None else run.create_time_ms
 
 
+def _names(request: _ChangeRequest, faults: Faults) -> tuple[str, ...]:
+    """The names that a change is asked for; none where it has a filter."""
+    if request.filter:
+        if request.names:
+            faults.add("filter", "give either names or a filter")
+        return ()
+    if request.parent:
+        faults.add("parent", "got a parent without a filter; the filter * stands for all of it")
+    most = admission.CANCEL_NAMES_MAX
+    if not 1 <= len(request.names) <= most:
+        faults.add("names", f"got {len(request.names)} names, allowed: 1 to {most}, or a filter")
+    return tuple(
+        admission.run_name(name, f"names[{number}]", faults)
+        for number, name in enumerate(request.names[:most])
+    )
+
+
+def _wide(request: _ChangeRequest, faults: Faults, *, retry: bool, reason: str = "") -> Wide:
+    parent = admission.parent(request.parent, "parent", faults, job_allowed=True)
+    return Wide(retry, parent, run_filter(request.filter, faults), reason)
+
+
+def _counted(results: list[run_pb2.ItemResult]) -> dict[str, Any]:
+    changed = sum(result.status.code == 0 for result in results)
+    return {"results": results, "matched_count": len(results), "changed_count": changed}
+
+
+def _item(name: str, refused: Reason | None) -> run_pb2.ItemResult:
+    item = run_pb2.ItemResult(name=name)
+    if refused is not None:
+        item.status.CopyFrom(_item_status(name, refused))
+    return item
+
+
 def _item_status(name: str, reason: Reason) -> Any:
     messages = {
         Reason.RUN_NOT_FOUND: f"no run {name}",
         Reason.RUN_FINISHED: f"run {name} has ended already",
+        Reason.RUN_NOT_ENDED: f"run {name} has not ended; only what has ended can be retried",
+        Reason.RUN_SUCCEEDED: f"run {name} has succeeded; trigger its job to run it once more",
+        Reason.RUN_LAPSED: f"run {name} was ended by its start deadline, and its occurrence is "
+        "recorded as skipped; trigger its job instead",
+        Reason.QUOTA_EXCEEDED: f"run {name} stays as it is: too many runs wait already",
     }
     rejected = Rejected(reason, messages.get(reason, str(reason)), {"run": name})
     return status.to_status(status.of_rejected(rejected))

@@ -269,6 +269,28 @@ class DeleteGate(Command, frozen=True, tag=18):
     version: int  # 0: whatever it is
 
 
+class SweepRuns(Command, frozen=True, tag=25):
+    """Cancels or retries a slice of the runs that one wide request matches.
+
+    The first slice takes the request up: runs that came later are none of its concern. Its count is
+    kept with the request id, so that whoever leads goes on, and a repeat changes nothing twice.
+    """
+
+    request: RequestKey
+    retry: bool  # else cancel
+    names: tuple[str, ...]
+    reason: str
+    last: bool
+
+
+class CancelDeleted(Command, frozen=True, tag=26):
+    """Cancels a slice of the runs that a deleted job has left behind."""
+
+    job: str
+    uid: int
+    names: tuple[str, ...]
+
+
 class LeaseUsed(Command, frozen=True, tag=22):
     """Notes how much of a lease has passed without a heartbeat; 0: it has been renewed since."""
 
@@ -392,6 +414,8 @@ AnyCommand = (
     | Lapse
     | AdvanceFence
     | RetryRuns
+    | SweepRuns
+    | CancelDeleted
     | SetGate
     | PauseGate
     | DeleteGate

@@ -38,6 +38,8 @@ def blocked(state: State, run: Run, *, now_ms: int) -> Rejected | None:
     """Why a run cannot be granted now; None when it can."""
     if run.state not in (_PENDING, _RETRY_WAIT):
         return Rejected(Reason.NOT_READY, f"run {run.name} is {run.state}")
+    if state.jobs[run.job].deleted:
+        return Rejected(Reason.NOT_READY, f"the job of run {run.name} was deleted")
     if run.ready_time_ms > now_ms:
         return Rejected(Reason.NOT_DUE, f"run {run.name} may start at {run.ready_time_ms} ms")
     book = state.book_of(run)

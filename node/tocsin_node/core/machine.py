@@ -31,6 +31,7 @@ from tocsin_node.core.command import (
     ApplyJobs,
     BeginIncarnation,
     BeginTerm,
+    CancelDeleted,
     CancelRuns,
     ClockBase,
     Command,
@@ -58,6 +59,7 @@ from tocsin_node.core.command import (
     SaveCheckpoint,
     SetCalendar,
     SetGate,
+    SweepRuns,
     TriggerJob,
     UpdateJob,
     UseSchema,
@@ -85,6 +87,7 @@ from tocsin_node.core.model import (
 from tocsin_node.core.pack import Fires, Grants, Group, Successes
 from tocsin_node.core.result import Applied, Reason, Rejected, Result
 from tocsin_node.core.state import State
+from tocsin_node.core.sweep import Sweep
 
 _DONE = Applied()
 
@@ -95,10 +98,12 @@ _MISFIRE, _SCHEDULE = Cause.MISFIRE, Cause.SCHEDULE
 _BEHIND_REASONS = {Outcome.MISSED: "misfire", Outcome.SKIPPED: "pause"}
 CHECKPOINT_BYTES_MAX = 16 * 1024
 DEADLINE = "deadline"  # why the ledger says SKIPPED of what started too late
+DELETED = "its job was deleted"
 LAPSED = "start deadline passed"
 IN_FLIGHT_MAX = 1_000  # runs that a restore names
 USED_UP = "max_runs"  # why the ledger says SKIPPED of what came after the last run
 GATES_MAX = 10_000
+DELETED_RUNS_MAX = 100  # that the entry of a deletion cancels; the leader goes on with the others
 QUEUE_ALL_MAX = 100  # runs of one job that wait under `queue_all`; the last one covers the rest
 
 
@@ -299,8 +304,8 @@ def _delete_job(state: State, command: DeleteJob) -> Result:
             {"count": str(len(names))},
         )
     state.put_job(replace(job, deleted=True, version=state.index, update_time_ms=state.time_ms))
-    for name in names:
-        _cancel(state, state.runs[name], "its job was deleted")
+    for name in names[:DELETED_RUNS_MAX]:
+        _cancel(state, state.runs[name], DELETED)
     _drop_if_gone(state, job.name)
     _remember(state, command.request, command.name)
     return Applied()
@@ -844,16 +849,20 @@ def _cancel_runs(state: State, command: CancelRuns) -> Result:
         return _same_refusals(state, command.request, known)
     refusals: list[Reason | None] = []
     for name in command.names:
-        run = state.runs.get(name)
-        if run is None:
-            refusals.append(Reason.RUN_NOT_FOUND)
-        elif _ended(run):
-            refusals.append(Reason.RUN_FINISHED)
-        else:
-            _cancel(state, run, command.reason or "cancelled by request")
-            refusals.append(None)
+        refused = cannot_cancel(state, name)
+        refusals.append(refused)
+        if refused is None:
+            _cancel(state, state.runs[name], command.reason or "cancelled by request")
     _remember(state, command.request, _refusals_text(refusals))
     return Applied(tuple(refusals))
+
+
+def cannot_cancel(state: State, name: str) -> Reason | None:
+    """Why a run cannot be asked to end; None when it can."""
+    run = state.runs.get(name)
+    if run is None:
+        return Reason.RUN_NOT_FOUND
+    return Reason.RUN_FINISHED if _ended(run) else None
 
 
 def _retry_runs(state: State, command: RetryRuns) -> Result:
@@ -861,7 +870,7 @@ def _retry_runs(state: State, command: RetryRuns) -> Result:
         return _same_refusals(state, command.request, known)
     refusals: list[Reason | None] = []
     for name in command.names:
-        refused = _cannot_retry(state, name)
+        refused = cannot_retry(state, name)
         refusals.append(refused)
         if refused is None:
             state.put_run(_anew(state, state.runs[name]))
@@ -887,7 +896,65 @@ def _same_refusals(state: State, key: RequestKey, known: Result) -> Result:
     return Applied(tuple(refusals), repeated=True)
 
 
-def _cannot_retry(state: State, name: str) -> Reason | None:
+def _sweep_runs(state: State, command: SweepRuns) -> Result:
+    known = state.requests.get(command.request.id)
+    if known is None or known.digest != command.request.digest:
+        if (refused := _known_request(state, command.request, {})) is not None:
+            return refused
+        known = Request(command.request.digest, "", state.index, state.time_ms)
+    swept = Sweep.read(known.subject)
+    if swept.done:
+        return Applied(swept, repeated=True)
+    changed_count = 0
+    for name in command.names:
+        run = state.runs.get(name)
+        if run is None or not concerns(state, run, retry=command.retry, index=known.index):
+            continue
+        if not command.retry:
+            _cancel(state, run, command.reason or "cancelled by request")
+        elif len(state.waiting) < state.limits.pending_runs:
+            state.put_run(_anew(state, run))
+        else:
+            continue
+        changed_count += 1
+    swept = Sweep(
+        swept.matched_count + len(command.names), swept.changed_count + changed_count, command.last
+    )
+    request = replace(known, subject=swept.words())
+    if command.request.id in state.requests:
+        state.rewrite_request(command.request.id, request)
+    else:
+        state.remember(command.request.id, request)
+    return Applied(swept)
+
+
+def concerns(state: State, run: Run, *, retry: bool, index: int) -> bool:
+    """Whether a wide request, taken up by the entry at `index`, still has to change a run.
+
+    Not one that came after it, nor one that it has changed already and that has ended anew.
+    """
+    if not retry:
+        return not _ended(run) and not run.cancel_requested and run.create_index <= index
+    return (
+        _ended(run)
+        and run.end_index < index
+        and cannot_retry(state, run.name) in (None, Reason.QUOTA_EXCEEDED)
+    )
+
+
+def _cancel_deleted(state: State, command: CancelDeleted) -> Result:
+    job = state.jobs.get(command.job)
+    if job is None or not job.deleted or job.uid != command.uid:
+        return _no_job(command.job)
+    for name in command.names:
+        run = state.runs.get(name)
+        if run is not None and run.job == job.name and not _ended(run):
+            _cancel(state, run, DELETED)
+    return Applied()
+
+
+def cannot_retry(state: State, name: str) -> Reason | None:
+    """Why a run cannot be made to wait again by hand; None when it can."""
     run = state.runs.get(name)
     if run is None or state.job(run.job) is None:
         return Reason.RUN_NOT_FOUND
@@ -1195,6 +1262,8 @@ _HANDLERS: dict[type[Command], Callable[[State, Any], Result]] = {
     Lapse: _lapse,
     AdvanceFence: fences.advance,
     RetryRuns: _retry_runs,
+    SweepRuns: _sweep_runs,
+    CancelDeleted: _cancel_deleted,
     SetGate: _set_gate,
     PauseGate: _pause_gate,
     DeleteGate: _delete_gate,

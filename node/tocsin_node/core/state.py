@@ -136,6 +136,7 @@ class State:
         self.failed: dict[str, OrderedSet] = {}  # dead letters, by job, of those that have any
         self.failed_count = 0
         self.alerted: OrderedSet = {}  # jobs that show an alert
+        self.tombstones: OrderedSet = {}  # deleted jobs of which a run has not ended
         self.dependants: dict[str, OrderedSet] = {}  # jobs that run after one, by its name
         self.calendar_jobs: dict[str, OrderedSet] = {}  # jobs that name a calendar, by its name
         self.wide_active: dict[int, WideChange] = {}  # those that are not over, oldest first
@@ -371,6 +372,8 @@ class State:
                 self._due.add(job)
             if changed:
                 self._index_key(job)
+        if job.deleted:
+            self.tombstones[job.name] = None
         if job.watch is not None or (before is not None and before.watch is not None):
             self._index_watch(job)
         self.changed_jobs[job.name] = None
@@ -398,6 +401,7 @@ class State:
             self.drop_run(run)
         job = self.jobs.pop(name)
         self.alerted.pop(name, None)
+        self.tombstones.pop(name, None)
         self._index_after(job, None)
         self.jobs_by_namespace[namespace_of(name)] -= 1
         self._due.leave(job)
@@ -583,6 +587,10 @@ class State:
                 break
             del self.requests[self._request_ids.popleft()]
             self.request_floor_ms = max(self.request_floor_ms, first.time_ms)
+
+    def rewrite_request(self, request_id: str, request: Request) -> None:
+        """Changes what is kept of a request; its age stays."""
+        self.requests[request_id] = request
 
     def put_fence(self, fence: Fence) -> None:
         self.fences[fence.resource] = fence
@@ -1058,6 +1066,8 @@ def _load_job(state: State, row: _JobRow) -> None:
         row.payload,
     )
     state.jobs[name] = job
+    if job.deleted:
+        state.tombstones[name] = None
     state.jobs_by_namespace[namespace_of(name)] += 1
     state._due.add(job)
     template = job.template

@@ -291,6 +291,8 @@ class Dispatcher:
         if run.state is RunState.LEASED or run.state in FINAL_STATES:
             return ""
         state, now_ms = self._replica.state, self._replica.clock.now_ms()
+        if state.jobs[run.job].deleted:
+            return "its job was deleted, and it is about to be cancelled"
         if run.ready_time_ms > now_ms:
             if run.state is RunState.RETRY_WAIT:
                 most = state.spec_of(run).retry.max_attempts
@@ -440,6 +442,8 @@ class Dispatcher:
     def _waits_for(self, run: Run, spec: JobSpec) -> Scope | None:
         """The job or concurrency key that lets no further run in now, grants under way counted."""
         state, job = self._replica.state, run.job
+        if job in state.tombstones:
+            return ScopeKind.JOB, job  # and it will be cancelled
         if spec.overlap is Overlap.ALLOW:
             excludes, holding = False, state.excluding.get(job, ())
         else:
