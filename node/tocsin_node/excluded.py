@@ -84,7 +84,7 @@ class Around:
         """
         decisions: list[Decision] = []
         mark_ms = job.mark_time_ms
-        late_ms = self.due_until_ms(mark_ms, now_ms - job.spec.misfire_grace_ms - 1)
+        late_ms = self.due_until_ms(mark_ms, now_ms - job.template.misfire_grace_ms - 1)
         next_ms = self._table.next_after(mark_ms)
         if next_ms is not None and next_ms <= min(until_ms, late_ms):
             decisions, mark_ms, complete = self._misfired(mark_ms, min(until_ms, late_ms))

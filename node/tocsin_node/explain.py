@@ -8,18 +8,22 @@ of the log. Refuses to decide, to change anything, and to guess: what is no long
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from tocsin_node import planner
 from tocsin_node.audit import Book, open_book, span_of
+from tocsin_node.core.calendars import EXCLUDED
 from tocsin_node.core.model import (
     FINAL_STATES,
     SECOND_MS,
     Attempt,
     AttemptOutcome,
+    CalendarSpec,
     Job,
+    JobSpec,
+    OnExcluded,
     Outcome,
     Range,
     Run,
@@ -31,7 +35,7 @@ from tocsin_node.core.model import (
     utc_name,
 )
 from tocsin_node.core.state import State
-from tocsin_node.schedule import describe, jitter_ms, load_zone, preview
+from tocsin_node.schedule import describe, exclusion_of, jitter_ms, load_zone, preview
 
 NEIGHBOUR_MS_MAX = 400 * 24 * 3_600 * SECOND_MS  # how far away a neighbouring time is looked for
 
@@ -43,6 +47,7 @@ _SKIP_WORDS = {
     "overlap": "skipped: another run of the job was active, and its overlap policy is to skip",
     "deadline": "skipped: its start deadline passed before a worker had room for it",
     "pause": "skipped: the job was paused, and was changed before it was resumed",
+    EXCLUDED: "skipped: a calendar of the job excludes it",
 }
 _ATTEMPT_WORDS = {
     AttemptOutcome.SUCCEEDED: "succeeded",
@@ -60,7 +65,8 @@ class Step:
     Attributes:
         index: log index of the entry that did it; 0: it is not an event of the log.
         time_ms: cluster time of it, UTC milliseconds, where it is known.
-        kind: version, clock-change, decision, term, run, grant, attempt, refused, end, wait, none.
+        kind: version, clock-change, exclusion, decision, term, run, grant, attempt, refused, end,
+            wait, none.
         token: fencing token, for what concerns a lease.
     """
 
@@ -145,7 +151,7 @@ def explain(
             text = f"{name} was created at {_utc(job.create_time_ms)}, later than that"
         return Story(time_ms, None, None, "", (Step("none", text, job.uid),))
     if time_ms > job.mark_time_ms:
-        return _to_come(job, time_ms, now_ms)
+        return _to_come(job, state.calendars_of(job.spec), time_ms, now_ms)
     span = span_of(book, time_ms)
     assert span is not None, f"{name}: no version governs {time_ms}, between its floor and its mark"
     steps = [_version_step(book, span)]
@@ -154,6 +160,7 @@ def explain(
         steps += _no_occurrence(book, span, time_ms)
         return Story(time_ms, None, None, "", tuple(steps))
     steps += _clock_changes(book, span, time_ms)
+    steps += _exclusions(job, book.specs[span.version], book.calendars[span.version], time_ms)
     if found is None:
         text = "the ledger says nothing about it, which is a fault: tocsin job audit finds more"
         return Story(time_ms, time_ms, None, "", (*steps, Step("none", text)))
@@ -222,13 +229,29 @@ def _clock_changes(book: Book, span: Span, time_ms: int) -> Iterator[Step]:
         yield from _notes(schedule, time_ms - SECOND_MS, time_ms, book.job.anchor_time_ms)
 
 
+def _exclusions(
+    job: Job, spec: JobSpec, calendars: Sequence[CalendarSpec], time_ms: int
+) -> Iterator[Step]:
+    """Which calendars exclude a nominal time, and when it is due instead, if at all."""
+    if not calendars:
+        return
+    exclusion, time_s = exclusion_of(calendars), time_ms // SECOND_MS
+    for number, rule in exclusion.why(time_s):
+        name, version = spec.exclusions[number], spec.calendars[number]
+        yield Step("exclusion", f"calendar {name} excludes it ({rule}), as of this index", version)
+    if spec.on_excluded is OnExcluded.NEXT and exclusion.excluded(time_s):
+        allowed_s = exclusion.next_allowed(time_s)
+        moved = "there is none" if allowed_s is None else _utc(allowed_s * SECOND_MS)
+        yield Step("exclusion", f"{job.name} moves such times to the next allowed instant: {moved}")
+
+
 def _notes(schedule: Schedule, after_ms: int, time_ms: int, anchor_ms: int) -> Iterator[Step]:
     for fire in preview(schedule, after_ms, 1, anchor_ms):
         if fire.time_ms == time_ms and fire.dst_note:
             yield Step("clock-change", f"{fire.local_time}: {fire.dst_note}")
 
 
-def _to_come(job: Job, time_ms: int, now_ms: int) -> Story:
+def _to_come(job: Job, calendars: Sequence[CalendarSpec], time_ms: int, now_ms: int) -> Story:
     """An instant past the mark."""
     if job.paused:
         note = f" ({job.pause_note})" if job.pause_note else ""
@@ -250,9 +273,19 @@ def _to_come(job: Job, time_ms: int, now_ms: int) -> Story:
     if nominal != time_ms:
         text = f"{_utc(time_ms)} is not decided yet, and is no nominal time of the present version"
         return Story(time_ms, None, None, "", (Step("none", text, job.version),))
+    excluded = tuple(_exclusions(job, spec, calendars, time_ms))
+    if excluded and spec.on_excluded is OnExcluded.SKIP:
+        text = "it will be recorded as skipped, with the next time that is decided"
+        return Story(time_ms, time_ms, None, "", (*excluded, Step("wait", text, job.version)))
     due_ms = time_ms + jitter_ms(job.name, spec.jitter_ms)
+    if excluded:
+        allowed_s = exclusion_of(calendars).next_allowed(time_ms // SECOND_MS)
+        if allowed_s is None:
+            return Story(time_ms, time_ms, None, "", excluded)
+        due_ms += allowed_s * SECOND_MS - time_ms
     when = "is due and about to be decided" if due_ms <= now_ms else f"is due at {_utc(due_ms)}"
-    return Story(time_ms, time_ms, None, "", (Step("wait", f"it {when}", job.version),))
+    steps = (*excluded, Step("wait", f"it {when}", job.version))
+    return Story(time_ms, time_ms, None, "", steps)
 
 
 # -- what was decided ------------------------------------------------------------------------------

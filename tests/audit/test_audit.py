@@ -12,7 +12,14 @@ from tocsin_node import planner
 from tocsin_node.audit import Audit, FaultKind, audit, open_book
 from tocsin_node.core import command as c
 from tocsin_node.core.ledger import SPANS_MAX
-from tocsin_node.core.model import Outcome, Range, Schedule, ScheduleKind
+from tocsin_node.core.model import (
+    CalendarSpec,
+    Outcome,
+    Range,
+    Schedule,
+    ScheduleKind,
+    Window,
+)
 from tocsin_node.core.state import restore, snapshot
 
 
@@ -174,3 +181,63 @@ def test_spans_go_with_what_the_audit_window_leaves_behind(m: Machine) -> None:
     assert len(m.state.ledger[NAME].spans) <= 1
     assert len(m.state.versions) <= 1 + len(m.runs())
     assert audited(m).faults == []
+
+
+# -- calendars -------------------------------------------------------------------------------------
+
+
+def excluding(m: Machine, *windows: tuple[int, int]) -> int:
+    """Sets a calendar that excludes some seconds after T0, and reaches the job; its version."""
+    first_s = T0 // 1000 % 86_400
+    spec = CalendarSpec(windows=tuple(Window(127, first_s + a, first_s + b) for a, b in windows))
+    old = m.state.calendars.get("default/days")
+    version = 0 if old is None else old.version
+    m.done(c.SetCalendar(m.request(), "default/days", version, spec))
+    index = m.state.index
+    job = m.state.jobs.get(NAME)
+    if job is not None:
+        step = planner.replan(m.state, job, m.now_ms)
+        assert step is not None
+        m.done(step)
+        m.done(c.EndWide(index))
+    return index
+
+
+def lived_with_calendars(m: Machine) -> None:
+    """A job whose calendar changes after 100 s, each version with an exclusion of its own."""
+    version = excluding(m, (25, 55))
+    m.create(exclusions=("default/days",), calendars=(version,))
+    m.now_ms += 100_000
+    m.done(m.fire())
+    excluding(m, (125, 155))
+    m.due(100)
+
+
+def test_each_version_is_audited_under_the_calendars_of_its_time(m: Machine) -> None:
+    lived_with_calendars(m)
+    assert audited(m).faults == []
+    m.state = restore(snapshot(m.state))
+    assert audited(m).faults == []
+    excluded = [r for r in m.state.ledger[NAME].ranges if r.reason == "excluded"]
+    assert [(r.from_ms - T0, r.to_ms - T0) for r in excluded] == [
+        (30_000, 50_000),
+        (130_000, 150_000),
+    ]
+
+
+@pytest.mark.parametrize("reason", ["excluded", ""])
+def test_what_is_said_to_be_excluded_and_is_not_is_found(m: Machine, reason: str) -> None:
+    lived_with_calendars(m)
+    ledger = m.state.ledger[NAME]
+    said = Outcome.SKIPPED if reason else Outcome.RUN
+    # One that is not excluded becomes so, or one that is becomes a run.
+    wrong = [
+        replace(kept, outcome=said, reason=reason, run="")
+        if (kept.reason == "excluded") is not (reason == "excluded")
+        else kept
+        for kept in ledger.ranges
+    ]
+    m.state.begin_ledger(NAME, ledger.floor_ms)
+    m.state.ledger[NAME].spans = ledger.spans
+    m.state.ledger[NAME].fill(wrong)
+    assert {fault.kind for fault in audited(m).faults} == {FaultKind.EXCLUSION}

@@ -10,7 +10,17 @@ import pytest
 from tests.core.conftest import NAME, T0, Machine
 from tocsin_node import planner
 from tocsin_node.core import command as c
-from tocsin_node.core.model import AttemptOutcome, Misfire, Outcome, Overlap, Schedule, ScheduleKind
+from tocsin_node.core.model import (
+    AttemptOutcome,
+    CalendarSpec,
+    Misfire,
+    OnExcluded,
+    Outcome,
+    Overlap,
+    Schedule,
+    ScheduleKind,
+    Window,
+)
 from tocsin_node.explain import Story, explain, instants_of
 
 NEW_YORK = Schedule(ScheduleKind.CRON, cron="30 2 * * *", time_zone="America/New_York")
@@ -204,3 +214,45 @@ def test_a_run_that_retention_dropped_leaves_its_place_in_the_ledger(m: Machine)
     story = told(m, T0 + 10_000)
     assert story.outcome is Outcome.RUN
     assert "no longer kept" in texts(story)
+
+
+# -- calendars -------------------------------------------------------------------------------------
+
+
+def excluding(m: Machine, policy: OnExcluded) -> None:
+    """A job every 10 s that names a calendar which excludes 25 s to 55 s."""
+    first_s = T0 // 1000 % 86_400
+    spec = CalendarSpec(windows=(Window(127, first_s + 25, first_s + 55),))
+    m.done(c.SetCalendar(m.request(), "default/days", 0, spec))
+    m.create(exclusions=("default/days",), calendars=(m.state.index,), on_excluded=policy)
+
+
+def test_an_excluded_time_names_the_calendar_and_its_rule(m: Machine) -> None:
+    excluding(m, OnExcluded.SKIP)
+    m.now_ms += 60_000
+    m.done(m.fire())
+    story = told(m, T0 + 30_000)
+    assert (story.outcome, story.run) == (Outcome.SKIPPED, "")
+    assert "exclusion" in kinds(story)
+    assert "calendar default/days excludes it (SUN,MON,TUE,WED,THU,FRI,SAT 08:00:25" in texts(story)
+    assert "skipped: a calendar of the job excludes it" in texts(story)
+    assert "exclusion" not in kinds(told(m, T0 + 20_000))
+
+
+def test_an_excluded_time_to_come_says_what_will_become_of_it(m: Machine) -> None:
+    excluding(m, OnExcluded.SKIP)
+    assert "it will be recorded as skipped" in texts(told(m, T0 + 30_000))
+    assert "is due at" in texts(told(m, T0 + 20_000))
+
+
+def test_a_moved_time_says_where_it_went(m: Machine) -> None:
+    excluding(m, OnExcluded.NEXT)
+    due = "2027-01-15T08:00:55Z"
+    ahead = texts(told(m, T0 + 30_000))
+    assert f"moves such times to the next allowed instant: {due}" in ahead
+    assert f"it is due at {due}" in ahead
+    m.now_ms += 55_000
+    m.done(m.fire())
+    story = told(m, T0 + 30_000)
+    assert story.outcome is Outcome.COALESCED, "20 s has a run that waits, and covers it"
+    assert due in texts(story)

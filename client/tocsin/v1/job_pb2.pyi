@@ -1546,7 +1546,7 @@ class ExplanationStep(_message.Message):
     TIME_FIELD_NUMBER: _builtins.int
     FENCING_TOKEN_FIELD_NUMBER: _builtins.int
     kind: _builtins.str
-    """`version`, `clock-change`, `decision`, `term`, `run`, `grant`, `attempt`, `refused`, `end`,
+    """`version`, `clock-change`, `exclusion`, `decision`, `term`, `run`, `grant`, `attempt`, `refused`, `end`,
     `wait` or `none`; there may be further ones.
     """
     text: _builtins.str

@@ -38,17 +38,17 @@ def note_of(state: State, job: Job) -> str:
             f"it waits for the change of {change.kind} {change.subject}, which has reached "
             f"{change.done} of {change.total} jobs"
         )
-    if job.paused or job.used_up or not job.spec.schedules:
+    if job.paused or job.used_up or not job.template.schedules:
         return ""
     if job.next_time_ms is None:
         after_ms = max(job.mark_time_ms, state.time_ms)
         times = planner.nominal_times(
-            job.spec, anchor_time_ms=job.anchor_time_ms, after_ms=after_ms, until_ms=FAR_MS
+            job.template, anchor_time_ms=job.anchor_time_ms, after_ms=after_ms, until_ms=FAR_MS
         )
         if next(times, None) is None:
             return ""
         return "nothing is left: its calendars exclude every further time of its schedules"
-    found = excluded(job.spec.exclusions, state.calendars_of(job.spec), job, job.next_time_ms)
+    found = excluded(job.template.exclusions, state.calendars_of(job.template), job, job.next_time_ms)
     if found is None:
         return ""
     if found.moved_to_ms is None:
@@ -74,7 +74,7 @@ def excluded(
     if not exclusion.excluded(time_s):
         return None
     reasons = "; ".join(f"{names[number]} ({rule})" for number, rule in exclusion.why(time_s))
-    policy = job.spec.on_excluded if isinstance(job, Job) else job
+    policy = job.template.on_excluded if isinstance(job, Job) else job
     if policy is OnExcluded.SKIP:
         return Excluded(f"excluded by {reasons}: skipped", None)
     allowed_s = exclusion.next_allowed(time_s)

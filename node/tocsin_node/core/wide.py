@@ -124,7 +124,7 @@ def _over(id_: int) -> Rejected:
 
 def _calendar_holds(change: WideChange, job: Job) -> bool:
     """A calendar's version is the id of the change that brings it to its jobs."""
-    spec = job.spec
+    spec = job.template
     if change.subject not in spec.exclusions or job.deleted:
         return False
     return spec.calendars[spec.exclusions.index(change.subject)] < change.id
