@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 from tests.cluster.conftest import Cluster
-from tocsin import AsyncClient, AttemptOutcome, Job, Run, RunState
+from tocsin import ApiError, AsyncClient, AttemptOutcome, Job, Run, RunState
 from tocsin.workers.shell_payload import ShellPayload
 
 
@@ -72,3 +73,35 @@ async def test_a_restored_cluster_hands_out_only_tokens_above_all_that_were_give
         assert status.restored.in_flight_runs == (run.name,)
         assert "1 runs were possibly in flight" in three.tocsin("cluster", "status").stdout
         assert "the cluster was restored or made anew" in three.scratch.tail("w1", 100)
+
+
+async def test_a_node_that_lost_its_disk_is_refused_and_told_how_to_come_back(
+    three: Cluster,
+) -> None:
+    async with three.client() as client:
+        leader = await three.leader(client)
+        lost, other = (node for node in three.scratch.node_ids if node != leader)
+        await client.create_job(Job(name="kept", handler="nobody"))
+        three.scratch.kill(lost)
+        shutil.rmtree(three.scratch.folder / "data" / lost)
+        three.scratch.start_node(lost)
+
+        async def told() -> bool:
+            return f"tocsin node --node {lost} --rejoin" in three.scratch.tail(lost, 100)
+
+        await three.until("its log names the command", told)
+        three.scratch.kill(lost)
+        shutil.rmtree(three.scratch.folder / "data" / lost)
+        three.scratch.start_node(lost, "--rejoin")
+
+        async def has_its_vote() -> bool:
+            try:
+                status = await client.cluster_status(lost)
+            except ApiError:
+                return False  # it is still starting
+            return status.job_count == 1 and not status.rejoining
+
+        await three.until("it has caught up and votes again", has_its_vote)
+        three.scratch.kill(other)  # so that its copy and its vote are needed
+        await client.create_job(Job(name="later", handler="nobody"))
+        assert len([job async for job in client.list_jobs()]) == 2

@@ -53,10 +53,10 @@ class Scratch:
         self.recorder.chmod(0o700)
         self.config.write_text(_cluster_file(self.node_ids, settings))
 
-    def start_node(self, node_id: str) -> int:
+    def start_node(self, node_id: str, *flags: str) -> int:
         """Starts a node and returns its process id."""
         arguments = ["-m", "tocsin_node", "--node", node_id, "-c", str(self.config_of(node_id))]
-        return self.start(node_id, arguments)
+        return self.start(node_id, [*arguments, *flags])
 
     def config_of(self, node_id: str) -> Path:
         """The cluster file that a node is started with."""

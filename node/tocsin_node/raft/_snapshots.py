@@ -14,6 +14,7 @@ few chunks ahead of what it has confirmed. Nothing of it is held in memory at ei
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -305,6 +306,8 @@ class Snapshots:
             return
         if not self._installing:
             try:
+                if self._journal.blocked:
+                    raise OSError(errno.ENOSPC, "the journal waits for room")
                 self._take_chunk(base, message)
             except OSError as error:
                 # Its disk may be full. Nothing is lost: it begins again when the leader goes on.
