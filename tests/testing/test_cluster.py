@@ -320,6 +320,24 @@ async def test_a_majority_is_kept_and_a_node_that_comes_back_has_what_it_missed(
         assert [job.name async for job in c.client.list_jobs()] == ["a/b", "a/c"]
 
 
+async def test_a_month_that_passes_in_one_step_is_no_news(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    seen: list[str] = []
+
+    async def work(ctx: Context) -> None:
+        seen.append(ctx.run)
+
+    async with Cluster.embedded(nodes=3) as c:
+        await c.serve(worker_of(work=work))
+        await c.client.create_job(Job(name="a/b", handler="work", schedules=[Cron("@monthly")]))
+        caplog.clear()
+        await c.advance("120d")
+        assert seen == [f"a/b/2027{month:02}01T000000Z" for month in range(2, 6)]
+        told = [each.getMessage() for each in caplog.records if each.levelname != "INFO"]
+        assert told == []
+
+
 async def test_refusals_are_those_of_the_real_api() -> None:
     async with Cluster.embedded() as c:
         await c.client.create_job(Job(name="a/b", handler="h"))
