@@ -48,7 +48,9 @@ def note_of(state: State, job: Job) -> str:
         if next(times, None) is None:
             return ""
         return "nothing is left: its calendars exclude every further time of its schedules"
-    found = excluded(job.template.exclusions, state.calendars_of(job.template), job, job.next_time_ms)
+    found = excluded(
+        job.template.exclusions, state.calendars_of(job.template), job, job.next_time_ms
+    )
     if found is None:
         return ""
     if found.moved_to_ms is None:
