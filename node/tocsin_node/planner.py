@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from msgspec.structs import replace
 
 from tocsin_node.core import wide
-from tocsin_node.core.command import Decision, Plan, ReplanJob
+from tocsin_node.core.command import Decision, Plan, ReplanJob, SettleJob
 from tocsin_node.core.model import (
     SECOND_MS,
     CalendarSpec,
@@ -38,7 +38,18 @@ _FIXED_ZONES = ("UTC", "Etc/UTC")
 
 
 class Backlog(Exception):
-    """More occurrences are undecided than one entry can settle; the ticker is deciding them."""
+    """More occurrences are undecided than the entry of an edit can settle.
+
+    Attributes:
+        step: decides the oldest of them; when it has been applied, plan the edit again.
+    """
+
+    def __init__(self, message: str, step: SettleJob) -> None:
+        super().__init__(message, step)
+        self.step = step
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 def first(
@@ -107,11 +118,12 @@ def settle(job: Job, now_ms: int, calendars: Calendars = ()) -> tuple[tuple[Deci
     has passed over is skipped: the definition that named it is about to go. The plan's mark is now.
 
     Raises:
-        Backlog: there are more than `SETTLE_MAX`; try again when the ticker has decided them.
+        Backlog: there are more than `SETTLE_MAX`; take its step first.
     """
-    decisions, _, complete = _settle(job, now_ms, calendars, until_ms=now_ms)
+    decisions, plan, complete = _settle(job, now_ms, calendars, until_ms=now_ms)
     if not complete:
-        raise Backlog(f"{job.name} has more than {SETTLE_MAX} occurrences to decide first")
+        step = SettleJob(job.name, job.uid, job.version, job.mark_time_ms, decisions, plan)
+        raise Backlog(f"{job.name} has more than {SETTLE_MAX} occurrences to decide first", step)
     return decisions, plan_after(
         job.name,
         job.template,

@@ -91,6 +91,8 @@ SweepRuns, cancelling              | =               | CANCELLED             | c
 SweepRuns, retrying                | =               | =                     | =                     | =                     | =                     | =             | PENDING       | PENDING
 CancelDeleted                      | `JOB_NOT_FOUND` | `JOB_NOT_FOUND`       | `JOB_NOT_FOUND`       | `JOB_NOT_FOUND`       | `JOB_NOT_FOUND`       | `JOB_NOT_FOUND` | `JOB_NOT_FOUND` | `JOB_NOT_FOUND`
 CancelDeleted, of a deleted job    | =               | gone                  | cancelling            | =                     | gone                  | =             | =             | =
+SettleJob                          | new run         | covered               | new run               | new run               | new run               | new run       | new run       | new run
+SettleJob, ahead of time           | `NOT_DUE`       | `NOT_DUE`             | `NOT_DUE`             | `NOT_DUE`             | `NOT_DUE`             | `NOT_DUE`     | `NOT_DUE`     | `NOT_DUE`
 SetGate                            | =               | =                     | =                     | =                     | =                     | =             | =             | =
 PauseGate                          | =               | =                     | =                     | =                     | =                     | =             | =             | =
 DeleteGate                         | `QUEUE_NOT_FOUND` | `QUEUE_NOT_FOUND`   | `QUEUE_NOT_FOUND`     | `QUEUE_NOT_FOUND`     | `QUEUE_NOT_FOUND`     | `QUEUE_NOT_FOUND` | `QUEUE_NOT_FOUND` | `QUEUE_NOT_FOUND`
@@ -356,6 +358,15 @@ def sweep(*, retry: bool) -> Callable[[Machine], c.Command]:
     return lambda m: c.SweepRuns(m.request(), retry, (FIRST,), "", True)
 
 
+def settle(m: Machine, wait_ms: int = 10_000) -> c.Command:
+    """Decides SECOND, which is past and due in a minute."""
+    m.now_ms += wait_ms
+    second_ms = m.state.jobs[NAME].anchor_time_ms + 20_000
+    decided = c.Decision(second_ms, second_ms + 60_000)
+    following = c.Plan(second_ms, second_ms + 10_000, second_ms + 70_000)
+    return c.SettleJob(NAME, *seen(m), (decided,), following)
+
+
 def cancel_deleted(m: Machine) -> c.Command:
     """As if the job had more runs than the entry of its deletion cancels."""
     job = m.state.jobs[NAME]
@@ -407,6 +418,8 @@ MAKE: dict[str, Callable[[Machine], c.Command]] = {
     "SweepRuns, retrying": sweep(retry=True),
     "CancelDeleted": lambda m: c.CancelDeleted(NAME, m.state.jobs[NAME].uid, (FIRST,)),
     "CancelDeleted, of a deleted job": cancel_deleted,
+    "SettleJob": settle,
+    "SettleJob, ahead of time": lambda m: settle(m, wait_ms=9_999),
     "SetGate": lambda m: c.SetGate(m.request(), ScopeKind.QUEUE, "default", 0, 1, 1_000, 1),
     "PauseGate": lambda m: c.PauseGate(m.request(), ScopeKind.QUEUE, "default", True, ""),
     "DeleteGate": lambda m: c.DeleteGate(m.request(), ScopeKind.QUEUE, "default", 0),
@@ -451,7 +464,7 @@ def outcome(m: Machine, command: c.Command) -> str:
     if result.repeated:
         assert after == before
         return "again"
-    words = [further_outcome(m)] if isinstance(command, c.Fire) else []
+    words = [further_outcome(m)] if isinstance(command, c.Fire | c.SettleJob) else []
     if after != before:
         words.append("gone" if after == NO_RUN else after)
     return ", ".join(words) or "="

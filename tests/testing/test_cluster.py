@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -415,3 +416,19 @@ def test_without_the_server_it_says_what_to_install() -> None:
     )
     assert done.stdout.strip() == "1"
     assert "needs the server: pip install 'tocsin[node]'" in done.stderr
+
+
+async def test_a_job_with_very_many_jittered_times_can_be_edited() -> None:
+    """More nominal times are past and not due yet than one entry of the log may decide."""
+    async with Cluster.embedded(now="2026-11-29T06:00:00Z") as c:
+        job = Job(name="a/b", handler="h", schedules=[Every("1s")], jitter=timedelta(hours=24))
+        created = await c.client.create_job(job)
+        await c.advance(timedelta(seconds=2_500))
+        assert await c.runs("a/b") == [], "all of them are still jittered into the future"
+        changed = await c.client.apply_job(replace(job, labels={"edited": "yes"}))
+        assert changed.changed
+        (ledger, *_) = await c.client.list_occurrences("a/b")
+        assert ledger.from_time == created.create_time.replace(microsecond=0) + timedelta(seconds=1)
+        await c.advance(timedelta(seconds=1_500))
+        many = await c.client.apply_jobs([replace(job, labels={"edited": "again"})])
+        assert [result.changed for result in many] == [True]

@@ -8,6 +8,7 @@ alike and finds what was done. One job's refusal is that job's result.
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,9 +16,10 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from tocsin.v1 import job_pb2
-from tocsin_node import admission, planner
+from tocsin_node import admission
 from tocsin_node.admission import Faults, Refusal
 from tocsin_node.api import status
+from tocsin_node.api._deciding import settled
 from tocsin_node.config import Config
 from tocsin_node.core import command as commands
 from tocsin_node.core.command import RequestKey, digest
@@ -168,9 +170,10 @@ class Applying:
         refused: dict[int, Refusal] = {}
         for number, (place, one) in enumerate(part):
             try:
-                items.append(decide(one) or UNCHANGED)
-            except planner.Backlog as behind:
-                refused[place] = Refusal("OVERLOADED", f"{behind}; try again in a moment")
+                item = await settled(
+                    functools.partial(decide, one), self._replica, timeout=self._timeout_s
+                )
+                items.append(item or UNCHANGED)
             except Refusal as refusal:
                 refused[place] = refusal
             if place in refused:

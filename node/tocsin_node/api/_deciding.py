@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from tocsin_node import admission, planner
 from tocsin_node.admission import Faults, Refusal
@@ -20,6 +20,10 @@ from tocsin_node.core.result import Reason
 from tocsin_node.replica import Refused, Replica
 
 REPLANS_MAX = 8  # of one change, while others change the same thing
+
+SETTLE_STEPS_MAX = 1_000  # of one change; 87 settle a day of seconds
+
+_T = TypeVar("_T")
 
 # Where another change of the same thing came first; it is decided again on what that left.
 _MOVED = frozenset({Reason.STALE_PLAN, Reason.JOB_EXISTS})
@@ -33,6 +37,20 @@ class Known:
 
 
 Decide = Callable[[], Command | Known]
+
+
+async def settled(decide: Callable[[], _T], replica: Replica, *, timeout: float) -> _T:
+    """Decides, after having taken the steps that are too much for the entry of the change itself.
+
+    What a step has decided stays so: a caller whose time is up goes on from there next time.
+    """
+    for _ in range(SETTLE_STEPS_MAX):
+        try:
+            return decide()
+        except planner.Backlog as behind:
+            with contextlib.suppress(Refused):  # somebody else came first: look again
+                await replica.execute(behind.step, timeout=timeout)
+    raise Refusal("OVERLOADED", "too many occurrences are to be decided first; try again")
 
 
 class Deciding:
@@ -53,9 +71,7 @@ class Deciding:
             if name:
                 await self._reach(name, context)
             try:
-                decided = decide()
-            except planner.Backlog as behind:
-                raise Refusal("OVERLOADED", f"{behind}; try again in a moment") from None
+                decided = await settled(decide, self._replica, timeout=timeout_s(context))
             except Refusal:
                 if is_current:
                     raise

@@ -291,6 +291,20 @@ class CancelDeleted(Command, frozen=True, tag=26):
     names: tuple[str, ...]
 
 
+class SettleJob(Command, frozen=True, tag=27):
+    """Decides an entry's worth of nominal times that are past, whether or not they are due.
+
+    Ahead of an edit that could not decide all of them in its own entry, as when many are jittered.
+    """
+
+    name: str
+    uid: int
+    version: int
+    mark_time_ms: int
+    decisions: tuple[Decision, ...]
+    plan: Plan
+
+
 class LeaseUsed(Command, frozen=True, tag=22):
     """Notes how much of a lease has passed without a heartbeat; 0: it has been renewed since."""
 
@@ -416,6 +430,7 @@ AnyCommand = (
     | RetryRuns
     | SweepRuns
     | CancelDeleted
+    | SettleJob
     | SetGate
     | PauseGate
     | DeleteGate

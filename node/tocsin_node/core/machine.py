@@ -59,6 +59,7 @@ from tocsin_node.core.command import (
     SaveCheckpoint,
     SetCalendar,
     SetGate,
+    SettleJob,
     SweepRuns,
     TriggerJob,
     UpdateJob,
@@ -432,6 +433,28 @@ def _fire_job(state: State, name: str, uid: int, version: int, fire: Fire | Fire
         return Rejected(Reason.NOT_DUE, f"an occurrence of {job.name} is not due yet")
     run_count = _decide_each(state, job, fire.decisions)
     state.move_on(_planned(job, plan, run_count=run_count))
+    return _DONE
+
+
+def _settle_job(state: State, command: SettleJob) -> Result:
+    job = state.job(command.name)
+    if job is None:
+        return _no_job(command.name)
+    if job.paused or (command.uid, command.version, command.mark_time_ms) != (
+        job.uid,
+        job.version,
+        job.mark_time_ms,
+    ):
+        return _stale(job)
+    if state.wide_active and wide.holding(state, job) is not None:
+        return _stale(job)
+    newest_ms = max(
+        (max(each.occurrence_ms or 0, each.behind_to_ms) for each in command.decisions), default=0
+    )
+    if max(newest_ms, command.plan.mark_time_ms) > state.time_ms:
+        return Rejected(Reason.NOT_DUE, f"an occurrence of {job.name} is still to come")
+    run_count = _decide_each(state, job, command.decisions)
+    state.move_on(_planned(job, command.plan, run_count=run_count))
     return _DONE
 
 
@@ -1264,6 +1287,7 @@ _HANDLERS: dict[type[Command], Callable[[State, Any], Result]] = {
     RetryRuns: _retry_runs,
     SweepRuns: _sweep_runs,
     CancelDeleted: _cancel_deleted,
+    SettleJob: _settle_job,
     SetGate: _set_gate,
     PauseGate: _pause_gate,
     DeleteGate: _delete_gate,
