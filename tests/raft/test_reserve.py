@@ -12,7 +12,7 @@ import pytest
 
 from tocsin_node.raft import engine
 from tocsin_node.raft.disk import Disk
-from tocsin_node.raft.engine import DiskFull, NotLeader, OutcomeUnknown
+from tocsin_node.raft.engine import DiskFull
 from tocsin_node.raft.journal import SPARE_NAME, Journal
 from tocsin_node.raft.reserve import RESERVE_NAME, DiskReserve
 
@@ -115,14 +115,17 @@ async def test_a_leader_short_of_disk_hands_over(new_cluster):
 BIG = b"x" * 20_000
 
 
-async def fill(leader, times=30):
+async def fill(cluster, leader):
     """Writes until the journal needs room that there is not; what was acknowledged of it."""
     done = []
-    for number in range(times):
-        try:
-            await leader.engine.propose(b"k%d=%b" % (number, BIG), timeout=1)
-        except (OutcomeUnknown, DiskFull, NotLeader):
+    for number in range(30):
+        write = asyncio.ensure_future(leader.engine.propose(b"k%d=%b" % (number, BIG), timeout=60))
+        await cluster.until(lambda write=write: write.done() or leader.engine._journal.blocked)
+        if not write.done():
+            write.cancel()
+            await asyncio.gather(write, return_exceptions=True)
             break
+        await write
         done.append(f"k{number}")
     return done
 
@@ -135,7 +138,7 @@ async def test_a_node_alone_with_a_full_disk_refuses_and_goes_on_when_there_is_r
     leader = await cluster.leader()
     await leader.engine.propose(b"k=v")
     disk.full = True
-    done = await fill(leader)
+    done = await fill(cluster, leader)
     assert 0 < len(done) < 30
     await cluster.until(lambda: leader.engine._journal.blocked)
     assert not (cluster.folder / "n1" / RESERVE_NAME).exists()
@@ -160,7 +163,7 @@ async def test_a_leader_whose_disk_is_full_leaves_and_the_others_go_on(new_clust
         await cluster.members[node_id].engine.start()
     old = await cluster.leader()
     disks[old.engine.node_id].full = True
-    done = await fill(old)
+    done = await fill(cluster, old)
     others = [member for member in cluster.members.values() if member is not old]
     await cluster.until(lambda: any(member.engine.is_serving for member in others))
     new = next(member for member in others if member.engine.is_serving)
@@ -188,7 +191,7 @@ async def test_a_node_whose_disk_is_full_still_votes_and_remembers_it(new_cluste
     leader = await cluster.leader()
     full, other = await cluster.followers()
     disks[full.engine.node_id].full = True
-    await fill(leader)
+    await fill(cluster, leader)
     await cluster.until(lambda: full.engine._journal.blocked)
     await cluster.until(lambda: other.values == leader.values)
     await cluster.stop(leader.engine.node_id)
