@@ -14,6 +14,9 @@ import tocsin
 from tests.api.conftest import DEADLINE_S, Cluster, Stubs, create, job, refusal, rid
 from tocsin.v1 import calendar_pb2 as pb
 from tocsin.v1 import job_pb2
+from tocsin_node.core.model import WideChange
+from tocsin_node.leader import wide as walks
+from tocsin_node.leader.wide import Wide
 
 SAT, SUN = pb.WEEKDAY_SATURDAY, pb.WEEKDAY_SUNDAY
 WEEKEND = [pb.CalendarWindow(weekdays=[SAT, SUN])]
@@ -232,6 +235,44 @@ async def test_a_followers_calls_reach_the_leader(three: Cluster) -> None:
     await create(stubs, schedules=HOURLY, exclusions=["days"])
     await store(stubs, crons=EVERYTHING)
     assert (await reached(stubs)).change.done_count == 1
+
+
+async def test_a_change_goes_on_under_the_next_leader(
+    three: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(walks, "PIECE_MAX", 2)
+    leader = await three.leader()
+    replica, names = three.servers[leader].replica, Wide._next_names
+    halfway = asyncio.Event()
+
+    async def halt_halfway(self: Wide, change: WideChange) -> list[str]:
+        if self._replica is replica and replica.state.wide[change.id].done >= 4:
+            halfway.set()
+            await asyncio.Event().wait()
+        return await names(self, change)
+
+    monkeypatch.setattr(Wide, "_next_names", halt_halfway)
+    stubs = three.stubs[leader]
+    await store(stubs)
+    for number in range(10):
+        await create(stubs, f"j{number}", schedules=HOURLY, exclusions=["days"])
+    await store(stubs, crons=EVERYTHING)
+    await asyncio.wait_for(halfway.wait(), DEADLINE_S)
+    pending = await get_job(stubs, "j9")
+    assert pending.exclusion_note == (
+        "it waits for the change of calendar default/days, which has reached 4 of 10 jobs"
+    )
+    busy = pb.UpdateCalendarRequest(calendar=pb.Calendar(name="days"), request_id=rid())
+    refused = await refusal(stubs.calendars.UpdateCalendar(busy))
+    assert (refused.code, refused.reason) == (grpc.StatusCode.ABORTED, "WIDE_CHANGE_IN_PROGRESS")
+    # An edit of a job that is not reached yet reaches it first.
+    paused = await stubs.jobs.PauseJob(job_pb2.PauseJobRequest(name="j8", request_id=rid()))
+    assert paused.job.exclusion_note == ""
+    await three.stop_node(leader)
+    stubs = three.stubs[await three.leader()]
+    change = (await reached(stubs)).change
+    assert (change.total_count, change.done_count) == (10, 10)
+    assert (await get_job(stubs, "j9")).exclusion_note.startswith("nothing is left")
 
 
 async def test_a_preview_of_a_job_tells_what_is_skipped_and_what_is_moved(one: Stubs) -> None:
