@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import selectors
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from pathlib import Path
@@ -37,6 +36,7 @@ from tocsin_node.core.model import (
 )
 from tocsin_node.core.pack import single_commands
 from tocsin_node.core.result import Result
+from tocsin_node.embedded.loop import SteppedLoop
 from tocsin_node.leader.deadlines import Deadlines
 from tocsin_node.leader.dispatcher import Dispatcher
 from tocsin_node.leader.leases import Leases
@@ -64,35 +64,20 @@ data_dir: data
 # ---- time
 
 
-class _JumpingSelector(selectors.DefaultSelector):
-    """Instead of waiting for a timer, jumps to it."""
-
-    loop: VirtualLoop
-
-    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        ready = super().select(0)
-        if not ready and timeout is None:
-            raise AssertionError("everything waits for something that will never happen")
-        if not ready and timeout is not None and timeout > 0:
-            self.loop.pass_time(timeout)
-        return ready
+def _to_the_next_timer(timeout: float | None) -> float:
+    if timeout is None:
+        raise AssertionError("everything waits for something that will never happen")
+    return timeout
 
 
-class VirtualLoop(asyncio.SelectorEventLoop):
-    """An event loop whose time passes only when it has nothing to do, or when a test says so."""
+class VirtualLoop(SteppedLoop):
+    """An event loop whose time passes only when it has nothing to do, or when a test says so.
+
+    `pass_time` is also what a test calls for a frozen process: nothing ran meanwhile.
+    """
 
     def __init__(self) -> None:
-        self._now = 0.0
-        selector = _JumpingSelector()
-        super().__init__(selector)
-        selector.loop = self
-
-    def time(self) -> float:
-        return self._now
-
-    def pass_time(self, seconds: float) -> None:
-        """Also what a test calls for a frozen process: time passes, and nothing ran meanwhile."""
-        self._now += seconds
+        super().__init__(_to_the_next_timer, turn_s=0.0)
 
 
 def virtual(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:

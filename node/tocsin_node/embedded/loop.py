@@ -15,7 +15,7 @@ from tocsin_node.clock import HostClock
 # Seconds until the next timer, None if there is none, to the seconds that pass at once; None: wait.
 Idle = Callable[[float | None], float | None]
 
-PASS_S = 1e-6  # that a turn of the loop takes: else who waits for almost nothing waits for ever
+TURN_S = 1e-6  # that a turn of the loop takes: else who waits for almost nothing waits for ever
 
 
 class _AskingSelector(selectors.DefaultSelector):
@@ -24,7 +24,7 @@ class _AskingSelector(selectors.DefaultSelector):
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         ready = super().select(0)
         if ready or (timeout is not None and timeout <= 0):
-            self.loop.pass_time(PASS_S)
+            self.loop.pass_time(self.loop.turn_s)
             return ready
         skipped = self.loop.idle(timeout)
         if skipped is not None:
@@ -40,9 +40,10 @@ class SteppedLoop(asyncio.SelectorEventLoop):
         now: its time, in seconds.
     """
 
-    def __init__(self, idle: Idle) -> None:
+    def __init__(self, idle: Idle, *, turn_s: float = TURN_S) -> None:
         self.now = 0.0
         self.idle = idle
+        self.turn_s = turn_s
         self._host = HostClock()
         selector = _AskingSelector()
         super().__init__(selector)
