@@ -40,6 +40,7 @@ STALL = 1.0  # seconds in which nothing here ran: what is read after it may be o
 TICK = 0.25  # seconds; the longest that a deadline is noticed late on another clock
 ABORT_WITHIN = 8.0  # seconds that a second request to stop waits for handlers and acknowledgements
 REPORT_BYTES_MAX = 1024 * 1024  # of one Completions frame, far below the message limit
+HELD_MAX = 10_000  # leases that a Hello may name, those with an unacknowledged end included
 BATCH_DEFAULT = 256  # items in one Completions frame, if the leader names no limit
 GOODBYE_WITHIN = 1.0  # seconds that the node has to end the stream when all is done
 LONELY_AFTER = 10.0  # seconds without a session, after which it is a warning
@@ -675,7 +676,9 @@ class Session:
         if self._drain_reason is not None:
             return 0, self._assign_seq
         taken = len(self._running) + len(self._waiting)
-        return max(0, self._identity.slots - taken), self._assign_seq
+        # What ended but is not acknowledged yet takes no slot, and still has to be named.
+        nameable = HELD_MAX - taken - len(self._unacknowledged)
+        return max(0, min(self._identity.slots - taken, nameable)), self._assign_seq
 
     # Attempts
 

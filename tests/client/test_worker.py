@@ -19,7 +19,7 @@ import pytest
 from google.protobuf.duration_pb2 import Duration
 
 import tocsin
-from tocsin import Context, Worker
+from tocsin import Context, Worker, _session
 from tocsin._retry import BACKOFF_MIN
 from tocsin._session import Session
 from tocsin.v1 import worker_pb2
@@ -185,6 +185,30 @@ async def test_a_silent_node_is_left_for_another(kit: Any) -> None:
     stream = await other
     stream.welcome("n2")
     await stream.credit(8, 0)
+
+
+async def test_a_worker_asks_for_no_more_than_it_could_name_to_the_next_leader(
+    kit: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What ended and is not acknowledged takes no slot, and still has to be in a Hello."""
+    monkeypatch.setattr(_session, "HELD_MAX", 3)
+    node = await kit.node()
+    worker = Worker([node.address], slots=2)
+    worker.add_handler("work", lambda ctx: None)
+    kit.serve(worker)
+    stream = await node.accept()
+    stream.welcome()
+    await stream.credit(2, 0)
+    stream.assign(kit.item("default/a/1", 1), kit.item("default/a/2", 2), seq=1)
+    await stream.report("default/a/1", 1)
+    await stream.report("default/a/2", 2)
+    await stream.credit(1, 1)
+    stream.assign(kit.item("default/a/3", 3), seq=2)
+    await stream.report("default/a/3", 3)
+    await stream.credit(0, 2)
+    for lease in [item.lease for item in stream.reports().values()]:
+        stream.acknowledge(lease)
+    await stream.credit(2, 2)
 
 
 async def test_an_assignment_that_is_never_confirmed_is_stopped_in_time(kit: Any) -> None:

@@ -22,6 +22,8 @@ Item = worker_pb2.Completions.Item
 APPLIED = worker_pb2.COMPLETION_OUTCOME_APPLIED
 ALREADY_APPLIED = worker_pb2.COMPLETION_OUTCOME_ALREADY_APPLIED
 FENCED = worker_pb2.COMPLETION_OUTCOME_FENCED
+HUGE = worker_pb2.Lease(run="x" * 513, fencing_token=7)
+NONE = worker_pb2.Lease(run="a/b/manual-none", fencing_token=7)
 RUN_NOT_FOUND = worker_pb2.COMPLETION_OUTCOME_RUN_NOT_FOUND
 
 
@@ -116,6 +118,9 @@ async def test_a_leader_deposed_during_the_round_redirects() -> None:
         ({"queues": ["q" * 129]}, "hello.queues"),
         ({"slots": 0}, "hello.slots"),
         ({"slots": 10_001}, "hello.slots"),
+        ({"held": [worker_pb2.Lease(run="a/b/c")] * 10_001}, "hello.held"),
+        ({"held": [worker_pb2.Lease(run="x" * 513)]}, "hello.held"),
+        ({"held": [worker_pb2.Lease()]}, "hello.held"),
     ],
 )
 def test_a_bad_hello_is_refused_by_field(changes: dict[str, Any], field: str) -> None:
@@ -500,6 +505,12 @@ async def test_a_lease_whose_release_is_on_its_way_is_not_renewed() -> None:
         {"credit": worker_pb2.Credit(slots=-1)},
         {"completions": worker_pb2.Completions(items=[Item()])},
         {"completions": worker_pb2.Completions(items=[Item(cancelled=True)] * 1_001)},
+        {"completions": worker_pb2.Completions(items=[Item(cancelled=True)])},
+        {"completions": worker_pb2.Completions(items=[Item(lease=HUGE, cancelled=True)])},
+        {"heartbeat": worker_pb2.Heartbeat(items=[worker_pb2.Heartbeat.Item(lease=HUGE)])},
+        {"heartbeat": worker_pb2.Heartbeat(items=[worker_pb2.Heartbeat.Item()])},
+        {"heartbeat": worker_pb2.Heartbeat(items=[worker_pb2.Heartbeat.Item(lease=NONE)] * 10_001)},
+        {"checkpoints": worker_pb2.Checkpoints(items=[worker_pb2.Checkpoints.Item(lease=HUGE)])},
         {"hello": worker_pb2.Hello()},
         {},
     ],
@@ -514,6 +525,38 @@ def test_a_frame_that_breaks_the_rules_ends_the_session(frame: dict[str, Any]) -
             with pytest.raises(Refusal) as caught:
                 await worker.call
             assert caught.value.reason == "FIELD_INVALID"
+
+    play()
+
+
+@pytest.mark.usefixtures("expects_errors")
+@pytest.mark.parametrize("part", ["confirm", "heard"])
+def test_a_session_of_which_a_part_fails_ends_and_says_so(
+    part: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A worker whose heartbeats nobody answers any more would otherwise wait for ever."""
+
+    @virtual
+    async def play() -> None:
+        async with Node() as node:
+            worker, lease = await assigned(node)
+
+            async def fail(*_: Any) -> None:
+                raise KeyError("a bug")
+
+            if part == "confirm":
+                monkeypatch.setattr(node.service.leases, "confirm", fail)
+                worker.send(
+                    heartbeat=worker_pb2.Heartbeat(
+                        seq=1, items=[worker_pb2.Heartbeat.Item(lease=lease)]
+                    )
+                )
+            else:
+                monkeypatch.setattr(api_worker._Stream, "_send", lambda self, frame, size=0: 1 / 0)
+            with pytest.raises(Refusal) as caught:
+                await worker.call
+            assert caught.value.reason == "INTERNAL"
+            assert "failed, which is a bug" in caplog.text
 
     play()
 

@@ -52,6 +52,8 @@ NAME_LENGTH_MAX = 128
 QUEUES_MAX = 100
 HANDLERS_MAX = 1_000
 SLOTS_MAX = 10_000
+HELD_MAX = 10_000  # leases in one frame; a worker asks for no more than it may name
+RUN_NAME_LENGTH_MAX = 512  # longer than any run's name
 LABELS_MAX = 32
 SHAPES_MAX = 1_000  # of assignments, that are remembered
 ERROR_KIND_LENGTH_MAX = 128
@@ -158,7 +160,11 @@ class _Stream:
         """
         tasks = [
             asyncio.ensure_future(work)
-            for work in (self._read(), self._acknowledge(), self._beat())
+            for work in (
+                self._read(),
+                self._guarded(self._acknowledge(), "heartbeats"),
+                self._guarded(self._beat(), "the pulse"),
+            )
         ]
         try:
             await self._write()
@@ -178,6 +184,14 @@ class _Stream:
             await asyncio.gather(*tasks, *self._report_tasks, return_exceptions=True)
         if self._refusal is not None:
             raise self._refusal
+
+    async def _guarded(self, work: Coroutine[Any, Any, None], what: str) -> None:
+        """Ends the session if a part of it fails: a worker without answers would wait for them."""
+        try:
+            await work
+        except Exception as error:
+            log.exception("%s of worker %s failed, which is a bug", what, self._name())
+            self._end(Refusal("INTERNAL", f"internal error: {type(error).__name__}"))
 
     def _name(self) -> str:
         return "?" if self._session is None else self._session.worker_id
@@ -377,6 +391,7 @@ class _Stream:
         assert session is not None, "frames are taken in after the greeting"
         kind = frame.WhichOneof("msg")
         if kind == "heartbeat":
+            _check_items(frame.heartbeat.items, "heartbeat.items", most=HELD_MAX)
             self._take_heartbeat(session, frame.heartbeat)
         elif kind == "credit":
             credit = frame.credit
@@ -386,9 +401,7 @@ class _Stream:
                 session, slots=credit.slots, seen_assign_seq=credit.seen_assign_seq
             )
         elif kind == "completions":
-            if len(frame.completions.items) > BATCH_MAX:
-                count = len(frame.completions.items)
-                raise refuse_field("completions.items", count, f"at most {BATCH_MAX} in a frame")
+            _check_items(frame.completions.items, "completions.items", most=BATCH_MAX)
             await self._write_to_log(self._report(frame.completions))
         elif kind == "checkpoints":
             _check_checkpoints(frame.checkpoints)
@@ -480,6 +493,9 @@ class _Stream:
             self._end(Refusal("INTERNAL", f"internal error: {type(error).__name__}"))
 
     async def _save(self, checkpoints: worker_pb2.Checkpoints) -> None:
+        await self._guarded(self._write_checkpoints(checkpoints), "checkpoints")
+
+    async def _write_checkpoints(self, checkpoints: worker_pb2.Checkpoints) -> None:
         """Writes checkpoints into the log; repeats itself as a report does."""
         commands = [
             SaveCheckpoint(item.lease.run, item.lease.fencing_token, item.data)
@@ -537,11 +553,25 @@ def _outcome(result: Result) -> tuple[worker_pb2.CompletionOutcome.ValueType, in
     return worker_pb2.COMPLETION_OUTCOME_FENCED, int(result.detail["current_token"])
 
 
+def _check_items(items: Sequence[Any], field: str, *, most: int) -> None:
+    """Raises Refusal for a frame with too many items, or with one whose run nobody can have made.
+
+    What a frame names goes into the log, and into the memory of the leader.
+    """
+    if len(items) > most:
+        raise refuse_field(field, len(items), f"at most {most} in a frame")
+    for item in items:
+        _check_run(item.lease.run, f"{field}.lease.run")
+
+
+def _check_run(run: str, field: str) -> None:
+    if not 1 <= len(run) <= RUN_NAME_LENGTH_MAX:
+        raise refuse_field(field, run, f"1 to {RUN_NAME_LENGTH_MAX} characters")
+
+
 def _check_checkpoints(frame: worker_pb2.Checkpoints) -> None:
     """Raises Refusal for a frame that no worker library sends."""
-    if len(frame.items) > BATCH_MAX:
-        count = len(frame.items)
-        raise refuse_field("checkpoints.items", count, f"at most {BATCH_MAX} in a frame")
+    _check_items(frame.items, "checkpoints.items", most=BATCH_MAX)
     for item in frame.items:
         if len(item.data) > CHECKPOINT_BYTES_MAX:
             size = f"{len(item.data)} bytes"
@@ -573,8 +603,11 @@ def _session_of(hello: worker_pb2.Hello, *, outlet: _Stream, now_ms: int) -> Ses
             _check_name(faults, field, name)
     if not 1 <= hello.slots <= SLOTS_MAX:
         faults.expected("hello.slots", hello.slots, f"1 to {SLOTS_MAX}")
-    if len(hello.held) > SLOTS_MAX:
-        faults.expected("hello.held", f"{len(hello.held)} leases", f"at most {SLOTS_MAX}")
+    if len(hello.held) > HELD_MAX:
+        faults.expected("hello.held", f"{len(hello.held)} leases", f"at most {HELD_MAX}")
+    elif not all(1 <= len(lease.run) <= RUN_NAME_LENGTH_MAX for lease in hello.held):
+        allowed = f"runs of 1 to {RUN_NAME_LENGTH_MAX} characters"
+        faults.expected("hello.held", "another one", allowed)
     if len(hello.sdk) > NAME_LENGTH_MAX:
         faults.expected("hello.sdk", hello.sdk, f"at most {NAME_LENGTH_MAX} characters")
     _check_labels(faults, hello.labels)
