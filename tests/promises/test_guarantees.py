@@ -5,6 +5,7 @@ What a single state machine can show is shown on one; what takes processes, on p
 
 from __future__ import annotations
 
+import asyncio
 import re
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -18,6 +19,7 @@ from tests.leader.test_leases import (
     test_a_frozen_leader_does_not_expire_the_world_when_it_wakes,
     test_leaders_that_change_every_12_s_do_not_keep_a_dead_worker_s_lease_alive,
 )
+from tests.leader.world import Node, virtual
 from tests.promises.clocks import (
     bent,
     test_one_wall_clock_that_is_set_by_hours_fires_nothing_early_and_repeats_nothing,
@@ -32,7 +34,17 @@ from tocsin import Every, Job, RunState
 from tocsin.workers.shell_payload import ShellPayload
 from tocsin_node.audit import FaultKind, audit, open_book
 from tocsin_node.core import command as c
-from tocsin_node.core.model import After, AttemptOutcome, Cause, Overlap, idempotency_key
+from tocsin_node.core.model import (
+    After,
+    AttemptOutcome,
+    Cause,
+    OnExcluded,
+    Outcome,
+    Overlap,
+    Window,
+    idempotency_key,
+    utc_name,
+)
 from tocsin_node.core.model import RunState as CoreState
 from tocsin_node.core.result import Applied, Reason
 from tocsin_node.core.state import capture, restore_chunks
@@ -448,3 +460,63 @@ def test_after_a_cancellation_no_grant_follows(m: Machine) -> None:
     m.now_ms += 100_000
     assert m.refused(c.Grant(FIRST, "w1", "w1")) is Reason.NOT_READY
     assert m.state.runs[FIRST].state is CoreState.CANCELLED
+
+
+# -- calendars -------------------------------------------------------------------------------------
+
+_MORNING = T0 // 1000 % 86_400  # second of the day at T0
+
+
+def _excluding(from_s: int, to_s: int) -> Window:
+    """Each day, from some seconds after T0 to others."""
+    return Window(127, _MORNING + from_s, _MORNING + to_s)
+
+
+@virtual
+async def test_what_a_calendar_excludes_does_not_run_and_is_recorded_as_excluded() -> None:
+    async with Node() as node:
+        await node.set_calendar("default/days", _excluding(15, 35))
+        for name, policy in (("skips", OnExcluded.SKIP), ("moves", OnExcluded.NEXT)):
+            await node.create(
+                f"default/{name}",
+                every_s=10,
+                exclusions=("default/days",),
+                on_excluded=policy,
+                overlap=Overlap.ALLOW,
+            )
+        await asyncio.sleep(45)
+        skipped = [
+            (kept.from_ms - T0, kept.to_ms - T0)
+            for kept in node.state.ledger["default/skips"].ranges
+            if (kept.outcome, kept.reason) == (Outcome.SKIPPED, "excluded")
+        ]
+        assert skipped == [(20_000, 30_000)]
+        due = {run.name: run.due_time_ms - T0 for run in node.state.runs.values()}
+        assert [ms for name, ms in due.items() if "/skips/" in name] == [10_000, 40_000]
+        moved = f"default/moves/{utc_name(T0 + 20_000)}"
+        assert due[moved] == 35_000
+
+
+@virtual
+async def test_after_a_calendar_has_changed_no_job_fires_by_the_old_one() -> None:
+    node = Node()
+    node.start()
+    await node.set_calendar("default/days")
+    for number in range(20):
+        await node.create(f"default/j{number:02}", every_s=10, exclusions=("default/days",))
+    await asyncio.sleep(12)
+    await node.set_calendar("default/days", _excluding(15, 45))
+    await node.depose()  # before it has reached all of them
+    await asyncio.sleep(20)
+    node.elect()
+    await asyncio.sleep(30)
+    assert node.state.wide_active == {}
+    for job in node.state.jobs.values():
+        outcomes = [
+            (kept.from_ms - T0, kept.to_ms - T0, kept.reason)
+            for kept in node.state.ledger[job.name].ranges
+        ]
+        assert outcomes[:2] == [(10_000, 10_000, ""), (20_000, 40_000, "excluded")], job.name
+        *_, found = audit(open_book(node.state, job.name))
+        assert found.faults == []
+    await node.stop()
