@@ -249,7 +249,7 @@ async def test_a_withdrawn_proposal_that_was_still_waiting_never_enters_the_log(
     last = leader.engine.last_index
     await cluster.until(lambda: leader.engine.last_index > last)
     second = asyncio.create_task(leader.engine.propose(b"second=1"))
-    await cluster.until(lambda: leader.engine._queued_ops == 1)
+    await cluster.until(lambda: leader.engine._proposals.queued_ops == 1)
     second.cancel()
     await asyncio.wait([second])
     for follower in followers:

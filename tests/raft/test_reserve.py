@@ -223,8 +223,8 @@ async def test_the_next_segment_is_made_before_it_is_needed(new_cluster):
     leader = await cluster.leader()
     for number in range(40):
         await leader.engine.propose(b"k%d=%b" % (number, b"x" * 5_000))
-        if leader.engine._making_spare:
-            await cluster.until(lambda: not leader.engine._making_spare)
+        if leader.engine._disk_care.making_spare:
+            await cluster.until(lambda: not leader.engine._disk_care.making_spare)
     await asyncio.sleep(0)
     # The first segment of all is made at the start; no other on the loop.
     assert threads[0] is True

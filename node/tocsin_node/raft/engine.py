@@ -1,29 +1,22 @@
 """One Raft group of one node: proposals in, results of applied entries out, on the node's event
 loop.
 
-Owns group commit, deadlines, refusal under load, who leads, and the data folder. Refuses to forward
+Owns deadlines, rounds, who leads, and the data folder; group commit is in _proposals.py, and what a
+full disk asks for in _diskcare.py. Refuses to forward
 (NotLeader says whom to ask), to guess (OutcomeUnknown is an outcome of its own), to interpret
 commands (bytes), and to go on after an exception in the apply step or a failed sync.
-
-One batch is on its way at a time. A batch closes at `max_batch_ops` or `max_batch_bytes`; a larger
-single operation travels alone. A lone request never waits; after a batch of several operations the
-next is held for up to 2 ms, or until as many operations wait as the last batch had.
 """
 
 from __future__ import annotations
 
 import asyncio
-import enum
 import hashlib
 import logging
 import ssl
 import sys
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 
@@ -33,7 +26,9 @@ from tocsin_node.raft import _core
 from tocsin_node.raft._clock import DISK_LOW, Fitness, NodeClock
 from tocsin_node.raft._core import REGULAR, RaftCore
 from tocsin_node.raft._deadlines import Deadlines
+from tocsin_node.raft._diskcare import DiskCare
 from tocsin_node.raft._poller import LoopPoller
+from tocsin_node.raft._proposals import Proposal, Proposals
 from tocsin_node.raft._snapshots import Snapshots
 from tocsin_node.raft.datadir import DataDir
 from tocsin_node.raft.disk import DISK, Disk
@@ -61,7 +56,8 @@ from tocsin_node.raft.errors import (
     UnsupportedCore,
     WrongDataDir,
 )
-from tocsin_node.raft.journal import FIRST_INDEX, SEGMENT_BYTES, Journal
+from tocsin_node.raft.journal import FIRST_INDEX, Journal
+from tocsin_node.raft.options import LeaderEvent, PeerStatus, RaftOptions, Role
 from tocsin_node.raft.reserve import DiskReserve
 from tocsin_node.raft.snapshot import Snapshot, SnapshotHooks, SnapshotStore
 from tocsin_node.raft.syncer import ProcessSyncer, Syncer
@@ -111,12 +107,7 @@ __all__ = [
 TIMER_PERIOD_S = 0.020
 # After a longer gap between passes, what peers sent meanwhile is read before deadlines are judged.
 STALL_S = 0.150
-# How long the next batch may wait for company after a batch of several operations.
-HOLD_S = 0.002
 DISK_CHECK_S = 1.0
-# With a full disk: how often it is tried again, and how long a leader waits for room.
-BLOCKED_RETRY_S = 0.2
-BLOCKED_LEADER_S = 0.5
 # How often a node that is behind what is committed says how far it is.
 CATCH_UP_SAY_S = 2.0
 CATCH_UP_ENTRIES = 10_000
@@ -134,138 +125,6 @@ logger = logging.getLogger(__name__)
 
 # (log index, stamp in UTC milliseconds, commands) -> one result per command. Must not raise.
 ApplyFn = Callable[[int, int, Sequence[bytes]], Sequence[object]]
-
-
-class Role(enum.Enum):
-    FOLLOWER = "FOLLOWER"
-    CANDIDATE = "CANDIDATE"
-    LEADER = "LEADER"
-
-
-@dataclass(frozen=True)
-class RaftOptions:
-    """Timeouts and limits of one group.
-
-    Args:
-        election_timeout_ms: least and greatest silence of a leader before an election starts.
-        heartbeat_interval_ms: longest pause between a leader's messages.
-        cut_off_timeout_ms: a leader that a majority has not answered for so long steps down.
-        connect_retry_ms: pause between attempts to reach a peer.
-        max_batch_ops, max_batch_bytes: where a batch closes; bytes are those of its commands.
-        max_op_bytes: largest single operation; one above max_batch_bytes travels alone.
-        max_pending_ops, max_pending_bytes: room for proposals that have no result yet.
-        reserved_pending_ops, reserved_pending_bytes: further room, for `reserved=True` alone.
-        segment_bytes: size at which the journal starts another file.
-        disk_reserve_bytes: room on the disk that is kept for `reserved=True`.
-        disk_margin_bytes: free room below which other proposals are refused.
-        snapshot_every_entries, snapshot_every_bytes: a snapshot is taken after so much log; should
-            be equal on all nodes, since it is then that they compare their states.
-    """
-
-    election_timeout_ms: tuple[int, int] = (500, 1000)
-    heartbeat_interval_ms: int = 100
-    cut_off_timeout_ms: int = 600
-    connect_retry_ms: int = 200
-    max_batch_ops: int = 4096
-    max_batch_bytes: int = 256 * 1024
-    max_op_bytes: int = 1024 * 1024
-    max_pending_ops: int = 65_536
-    max_pending_bytes: int = 64 * 1024 * 1024
-    reserved_pending_ops: int = 16_384
-    reserved_pending_bytes: int = 16 * 1024 * 1024
-    segment_bytes: int = SEGMENT_BYTES
-    disk_reserve_bytes: int = 32 * 1024 * 1024
-    disk_margin_bytes: int = 256 * 1024 * 1024
-    snapshot_every_entries: int = 100_000
-    snapshot_every_bytes: int = 64 * 1024 * 1024
-
-    def __post_init__(self) -> None:
-        low, high = self.election_timeout_ms
-        if not 3 * self.heartbeat_interval_ms < low < high:
-            raise ValueError(
-                f"election_timeout_ms {low}..{high} must be a range above three times"
-                f" heartbeat_interval_ms ({self.heartbeat_interval_ms})"
-            )
-        if self.cut_off_timeout_ms <= self.heartbeat_interval_ms:
-            raise ValueError("cut_off_timeout_ms must be above heartbeat_interval_ms")
-        # Leaves room for the framing of the entry and of the message that carries it.
-        if max(self.max_batch_bytes, self.max_op_bytes) > _core.APPEND_BYTES_MAX // 2:
-            raise ValueError("max_batch_bytes and max_op_bytes must be at most 4 MiB")
-        if self.max_batch_ops < 1 or self.max_batch_bytes < 1 or self.max_op_bytes < 1:
-            raise ValueError("batch limits must be at least 1")
-
-
-@dataclass(frozen=True)
-class LeaderEvent:
-    """What changed about leadership, as this node sees it.
-
-    `elected`: this node now serves: its term's first entry is committed and applied here.
-    `deposed`: it no longer does. `leader_changed`: `leader_id` is another one; None while none is
-    known.
-    """
-
-    kind: Literal["elected", "deposed", "leader_changed"]
-    term: int
-    leader_id: str | None
-
-
-@dataclass(frozen=True)
-class PeerStatus:
-    """Another member.
-
-    `match_index` is the log index known to be durable there; None on a node that does not lead.
-    `schema` is how much of the language of commands it said it understands; None: it was not linked
-    since this node started. `has_vote`: its disk was not lost, or it has caught up since. `fitness`
-    is what it said of itself lately; None: it did not.
-    """
-
-    id: str
-    reachable: bool
-    match_index: int | None
-    schema: int | None = None
-    has_vote: bool = True
-    fitness: Fitness | None = None
-
-
-class _Proposal:
-    """One call of propose_many; it may be spread over several entries."""
-
-    __slots__ = ("future", "logged", "results", "units_left")
-
-    def __init__(self, future: asyncio.Future[list[object]], ops: int) -> None:
-        self.future = future
-        self.results: list[object] = [None] * ops
-        self.units_left = 0
-        self.logged = False
-
-    def expire(self, timeout: float) -> None:
-        if self.future.done():
-            return
-        if self.logged:
-            error: RaftError = OutcomeUnknown(f"appended, but not committed within {timeout:g} s")
-        else:
-            error = Overloaded(f"no turn within {timeout:g} s; nothing was logged")
-        self.future.set_exception(error)
-
-
-@dataclass(slots=True)
-class _Unit:
-    """The part of a proposal that travels in one entry; `offset` is its place among the results."""
-
-    proposal: _Proposal
-    offset: int
-    commands: Sequence[bytes]
-    size_bytes: int
-
-
-@dataclass(slots=True)
-class _Batch:
-    """The entry on its way, and who waits for it."""
-
-    index: int
-    term: int
-    ops: int
-    units: list[_Unit]
 
 
 class Engine:
@@ -341,12 +200,8 @@ class Engine:
         self._new_links = new_links
 
         self._syncer: Syncer | None = None
-        self._reserve: DiskReserve | None = None
+        self._disk_care: DiskCare | None = None
         self._disk_checked = 0.0
-        self._blocked_since: float | None = None
-        self._flush_tried = 0.0
-        self._filer: ThreadPoolExecutor | None = None
-        self._making_spare = False
         self._caught_up_said = 0.0
         self._leaving: asyncio.Task[None] | None = None
         self._stays_unfit: tuple[str, ...] = ()
@@ -362,19 +217,10 @@ class Engine:
         self._kicked = False
         self._last_pass = 0.0
 
-        self._queue: deque[_Unit] = deque()
-        self._queue_term = 0
-        self._queued_ops = 0
-        self._queued_bytes = 0
+        self._proposals = Proposals(options, self._kick)
         self._rounds_kicked = False
         self._handing_over = False
         self._turns: list[asyncio.Future[None]] = []
-        self._inflight: _Batch | None = None
-        self._last_batch_ops = 0
-        self._hold_until = 0.0
-        self._hold_timer: asyncio.TimerHandle | None = None
-        self._pending_ops = 0
-        self._pending_bytes = 0
 
         self._subscribers: list[Callable[[LeaderEvent], None]] = []
         self._announced_term: int | None = None
@@ -409,13 +255,13 @@ class Engine:
             self._data_dir, cluster_id=self._cluster_id, node_id=self._id, rejoin=self._rejoin
         )
         try:
-            self._reserve = DiskReserve(
+            reserve = DiskReserve(
                 self._data_dir,
                 disk=self._disk,
                 reserve_bytes=self._options.disk_reserve_bytes,
                 margin_bytes=self._options.disk_margin_bytes,
             )
-            self._reserve.check()
+            reserve.check()
             self._syncer = self._new_syncer()
             store = SnapshotStore(
                 self._folder.snapshots_path, cluster_id=self._cluster_id, disk=self._disk
@@ -430,6 +276,13 @@ class Engine:
                 first_index=self._first_index,
             )
             self._expect_journal(self._folder)
+            self._disk_care = DiskCare(
+                self._id,
+                reserve=reserve,
+                journal=self._journal,
+                kick=self._kick,
+                on_stuck=self._on_disk_stuck,
+            )
             self._poller = LoopPoller(self._loop, self._fail)
             self._transport = self._new_links(
                 identity=self._identity(self._folder),
@@ -496,8 +349,7 @@ class Engine:
             return (await proposal.future)[0]
         finally:
             deadline.leave()
-            self._pending_ops -= 1
-            self._pending_bytes -= size
+            self._proposals.forget(1, size)
 
     async def propose_many(
         self, commands: Sequence[bytes], *, timeout: float = 10.0, reserved: bool = False
@@ -528,8 +380,7 @@ class Engine:
             return await proposal.future
         finally:
             deadline.leave()
-            self._pending_ops -= len(commands)
-            self._pending_bytes -= size
+            self._proposals.forget(len(commands), size)
 
     async def read_barrier(self, *, timeout: float = 5.0) -> int:
         """Waits until the local state holds every write acknowledged before the call.
@@ -767,8 +618,7 @@ class Engine:
     @property
     def disk_low(self) -> bool:
         """Whether the disk is down to its reserve, so that only reserved proposals are taken."""
-        full = self._journal is not None and self._journal.blocked
-        return full or (self._reserve is not None and self._reserve.low)
+        return self._disk_care is not None and self._disk_care.low
 
     def fitness(self) -> Fitness:
         """Why this node should not lead, if so; others are told."""
@@ -778,14 +628,6 @@ class Engine:
         if self._clock is None:
             return Fitness(tuple(reasons))
         return Fitness((*reasons, *self._clock.unfit()), self._clock.tzdata)
-
-    def _check_disk(self) -> None:
-        if self._reserve is None or (self._journal is not None and self._journal.blocked):
-            return  # There is no room, whatever the file system says of others.
-        try:
-            self._reserve.check()
-        except OSError as error:
-            logger.error("%s: the disk's reserve cannot be kept: %s", self._id, error)
 
     def _check_fitness(self) -> None:
         """An unfit leader hands over, if somebody is fit; else it stays, and does what is safe."""
@@ -858,54 +700,16 @@ class Engine:
         # A leader that does not serve yet is nobody to ask.
         return NotLeader(None if leader_id == self._id else leader_id, self.term)
 
-    def _submit(self, commands: Sequence[bytes], size: int, *, reserved: bool) -> _Proposal:
+    def _submit(self, commands: Sequence[bytes], size: int, *, reserved: bool) -> Proposal:
         self._check_serving()
-        ops = len(commands)
-        self._check_room(commands, ops, size, reserved)
-        proposal = _Proposal(self._loop.create_future(), ops)
-        self._enqueue(proposal, commands)
-        self._pending_ops += ops
-        self._pending_bytes += size
-        return proposal
-
-    def _check_room(self, commands: Sequence[bytes], ops: int, size: int, reserved: bool) -> None:
-        limits = self._options
-        if self._journal is not None and self._journal.blocked:
+        if self._disk_care is not None and self._disk_care.full:
             raise DiskFull(f"the disk of {self._id} is full")
         if self.disk_low and not reserved:
-            raise DiskFull(
-                f"less than {limits.disk_margin_bytes} bytes are free on the disk of {self._id}"
-            )
-        largest = max(map(len, commands))
-        if largest > limits.max_op_bytes:
-            raise OperationTooLarge(largest, limits.max_op_bytes)
-        room_ops = limits.max_pending_ops + (limits.reserved_pending_ops if reserved else 0)
-        room_bytes = limits.max_pending_bytes + (limits.reserved_pending_bytes if reserved else 0)
-        if self._pending_ops + ops > room_ops or self._pending_bytes + size > room_bytes:
-            raise Overloaded(
-                f"{self._pending_ops} operations ({self._pending_bytes} bytes) wait already;"
-                f" the limit is {room_ops} operations and {room_bytes} bytes"
-            )
-
-    def _enqueue(self, proposal: _Proposal, commands: Sequence[bytes]) -> None:
-        self._queue_term = self.term
-        limits = self._options
-        start = size = 0
-        for position, command in enumerate(commands):
-            count = position - start
-            full = count == limits.max_batch_ops or size + len(command) > limits.max_batch_bytes
-            if count and full:
-                self._enqueue_unit(_Unit(proposal, start, commands[start:position], size))
-                start, size = position, 0
-            size += len(command)
-        self._enqueue_unit(_Unit(proposal, start, commands[start:], size))
+            least = self._options.disk_margin_bytes
+            raise DiskFull(f"less than {least} bytes are free on the disk of {self._id}")
+        proposal = self._proposals.submit(commands, size, term=self.term, reserved=reserved)
         self._kick()
-
-    def _enqueue_unit(self, unit: _Unit) -> None:
-        unit.proposal.units_left += 1
-        self._queue.append(unit)
-        self._queued_ops += len(unit.commands)
-        self._queued_bytes += unit.size_bytes
+        return proposal
 
     # A pass: have the disk take what messages brought, let the core work, have the disk take what
     # that appended, tell what changed. The loop goes on while the disk works.
@@ -919,9 +723,9 @@ class Engine:
         self._timer = self._loop.call_later(TIMER_PERIOD_S, self._on_timer)
         if self._loop.time() - self._disk_checked > DISK_CHECK_S:
             self._disk_checked = self._loop.time()
-            self._check_disk()
+            if self._disk_care is not None:
+                self._disk_care.check()
             self._check_fitness()
-            self._make_spare()
             self._say_catching_up()
         if self._core is not None and self._core.clocks is not None:
             self._core.clocks.tick()
@@ -959,60 +763,14 @@ class Engine:
         return self._running
 
     def _flush(self) -> None:
-        journal, now = self._journal, self._loop.time()
-        if journal is None:
-            return
-        if journal.blocked and now - self._flush_tried < BLOCKED_RETRY_S:
-            return
-        self._flush_tried = now
-        journal.flush()
-        if journal.wants_spare and not journal.blocked:
-            self._make_spare()
-        if journal.blocked:
-            self._on_blocked(now)
-        elif self._blocked_since is not None:
-            self._blocked_since = None
-            logger.warning("%s: the journal has room again", self._id)
+        if self._disk_care is not None:
+            self._disk_care.flush()
 
-    def _on_blocked(self, now: float) -> None:
-        """The disk is full: the reserve is used, and a leader leads no more if that is no help."""
-        if self._blocked_since is None:
-            self._blocked_since = now
-            try:
-                if self._reserve is not None:
-                    self._reserve.release()
-            except OSError as error:
-                logger.error("%s: the disk's reserve cannot be given up: %s", self._id, error)
-            self._flush_tried = 0.0
-            self._kick()
-            return
-        if now - self._blocked_since < BLOCKED_LEADER_S or not self._others:
-            return
-        if self._core is not None and self._core.is_leader():
+    def _on_disk_stuck(self) -> None:
+        """Somebody else can go on; alone it stays, and refuses what is proposed."""
+        if self._others and self._core is not None and self._core.is_leader():
             logger.error("%s: leads no more, as its disk is full", self._id)
             self._core.step_down()
-
-    def _make_spare(self) -> None:
-        """Has the next segment of the journal made while this one is being filled."""
-        journal = self._journal
-        if journal is None or self._making_spare or not journal.wants_spare or self.disk_low:
-            return
-        self._making_spare = True
-        if self._filer is None:
-            self._filer = ThreadPoolExecutor(1, thread_name_prefix=f"segment-{self._id}")
-        self._loop.run_in_executor(self._filer, journal.make_spare).add_done_callback(
-            self._spare_made
-        )
-
-    def _spare_made(self, made: asyncio.Future[int]) -> None:
-        self._making_spare = False
-        if made.cancelled() or self._journal is None:
-            return
-        error = made.exception()
-        if error is None:
-            self._journal.give_spare(made.result())
-        else:  # It is made when it is needed, if there is room by then.
-            logger.warning("%s: the next segment could not be made yet: %s", self._id, error)
 
     def _say_catching_up(self) -> None:
         behind = self.commit_index - self.applied_index
@@ -1055,55 +813,18 @@ class Engine:
     def _append_batch(self) -> bool:
         """Closes the next batch and appends it, if it is time; the core sends it in this pass."""
         self._fail_lost()
-        if self._core is None or self._inflight is not None or not self.is_serving:
+        waiting = self._proposals
+        if self._core is None or waiting.in_flight is not None or not self.is_serving:
             return False
-        if self._handing_over or self._is_held():
+        if self._handing_over or waiting.is_held():
             return False
-        units, ops = self._take_units()
+        units, ops = waiting.take()
         if not units:
             return False
         commands = [command for unit in units for command in unit.commands]
         index = self._core.append(REGULAR + self._encode((self._stamp(), commands)))
-        for unit in units:
-            unit.proposal.logged = True
-        self._inflight = _Batch(index, self._core.current_term(), ops, units)
+        waiting.begin(index, self._core.current_term(), ops, units)
         return True
-
-    def _is_held(self) -> bool:
-        if (
-            self._loop.time() >= self._hold_until
-            or self._queued_ops >= self._last_batch_ops
-            or self._queued_bytes >= self._options.max_batch_bytes
-        ):
-            return False
-        if self._hold_timer is None and self._queue:
-            self._hold_timer = self._loop.call_at(self._hold_until, self._end_hold)
-        return True
-
-    def _end_hold(self) -> None:
-        self._hold_timer = None
-        self._hold_until = 0.0
-        self._kick()
-
-    def _take_units(self) -> tuple[list[_Unit], int]:
-        limits = self._options
-        units: list[_Unit] = []
-        ops = size = 0
-        while self._queue:
-            unit = self._queue[0]
-            if not unit.proposal.future.done():
-                if units and (
-                    ops + len(unit.commands) > limits.max_batch_ops
-                    or size + unit.size_bytes > limits.max_batch_bytes
-                ):
-                    break
-                units.append(unit)
-                ops += len(unit.commands)
-                size += unit.size_bytes
-            self._queue.popleft()
-            self._queued_ops -= len(unit.commands)
-            self._queued_bytes -= unit.size_bytes
-        return units, ops
 
     def _apply_entry(self, index: int, term: int, entry: bytes) -> None:
         results: Sequence[object] = ()
@@ -1111,10 +832,7 @@ class Engine:
             results = self._apply_commands(index, entry)
         if self._snapshots is not None:
             self._snapshots.after_entry(index, term, len(entry))
-        batch = self._inflight
-        if batch is not None and batch.index == index and batch.term == term:
-            self._inflight = None
-            self._settle(batch, results)
+        self._proposals.applied(index, term, results)
 
     def _apply_commands(self, index: int, entry: bytes) -> Sequence[object]:
         try:
@@ -1127,18 +845,6 @@ class Engine:
             sha256 = hashlib.sha256(entry).hexdigest()
             raise ApplyFailed(index, sha256, f"{type(error).__name__}: {error}") from error
         return results
-
-    def _settle(self, batch: _Batch, results: Sequence[object]) -> None:
-        start = 0
-        for unit in batch.units:
-            proposal, count = unit.proposal, len(unit.commands)
-            proposal.results[unit.offset : unit.offset + count] = results[start : start + count]
-            start += count
-            proposal.units_left -= 1
-            if proposal.units_left == 0 and not proposal.future.done():
-                proposal.future.set_result(proposal.results)
-        self._last_batch_ops = batch.ops
-        self._hold_until = self._loop.time() + HOLD_S if batch.ops > 1 else 0.0
 
     # Rounds and turns.
 
@@ -1232,6 +938,7 @@ class Engine:
         """A node that can take over at once, or what stands against the best of those asked for."""
         assert self._core is not None
         rounds = self._core.rounds
+        busy = self._proposals.in_flight is not None
         blocked = TransferReason.NO_TARGET
         for node in self._others:
             if target not in (None, node.id):
@@ -1242,7 +949,7 @@ class Engine:
                 blocked = TransferReason.TARGET_NOT_CAUGHT_UP
             elif not rounds.is_fit(node) or self._core.is_doubted(node):
                 blocked = TransferReason.TARGET_NOT_FIT
-            elif self._inflight is not None or self._core.match_index(node) != self.last_index:
+            elif busy or self._core.match_index(node) != self.last_index:
                 blocked = TransferReason.TARGET_NOT_CAUGHT_UP
             else:
                 return node, blocked
@@ -1251,27 +958,10 @@ class Engine:
     def _fail_lost(self) -> None:
         """Ends what waits on a term that this node no longer leads."""
         leads = self._running and self._core is not None and self._core.is_leader()
-        batch = self._inflight
-        if batch is not None and not (leads and batch.term == self.term):
-            self._inflight = None
-            lost = OutcomeUnknown(f"entry {batch.index} of term {batch.term}: leadership was lost")
-            for unit in batch.units:
-                _set_exception(unit.proposal.future, lost)
+        term = self.term if leads else None
         if self._core is not None:
-            self._core.rounds.fail_lost(self.term if leads else None, self._not_leader)
-        if leads and (self._queue_term == self.term or not self._queue):
-            return
-        self._fail_queue(self._not_leader)
-
-    def _fail_queue(self, reason: Callable[[], RaftError]) -> None:
-        for unit in self._queue:
-            if unit.proposal.logged:
-                part = OutcomeUnknown("a part was appended before leadership was lost")
-                _set_exception(unit.proposal.future, part)
-            else:
-                _set_exception(unit.proposal.future, reason())
-        self._queue.clear()
-        self._queued_ops = self._queued_bytes = 0
+            self._core.rounds.fail_lost(term, self._not_leader)
+        self._proposals.fail_lost(term, self._not_leader)
 
     def _publish(self) -> None:
         term, leader_id, serving = self.term, self.leader_id, self.is_serving
@@ -1306,15 +996,15 @@ class Engine:
         self._running = False
         if self._syncer is not None:
             self._loop.remove_reader(self._syncer.fileno())
-        for timer in (self._timer, self._hold_timer):
-            if timer is not None:
-                timer.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
+        self._proposals.close()
         if self._core is not None:
             self._core.destroy()
         if self._poller is not None:
             self._poller.close()
         self._fail_lost()
-        self._fail_queue(lambda: EngineStopped(f"node {self._id} has stopped"))
+        self._proposals.fail_queue(lambda: EngineStopped(f"node {self._id} has stopped"))
         self._end_turn()
         try:
             self._publish()
@@ -1333,8 +1023,8 @@ class Engine:
         if self._worker is not None:
             # What it does ends at its next chunk; the folder is not let go of before.
             self._worker.shutdown()
-        if self._filer is not None:
-            self._filer.shutdown()
+        if self._disk_care is not None:
+            self._disk_care.close()
         if self._journal is not None:
             self._journal.close()
         if self._syncer is not None:
@@ -1364,8 +1054,3 @@ def _with_progress(node_id: str, snapshot: Snapshot, chunks: Iterator[bytes]) ->
             said = read
             percent = 100 * read // snapshot.size_bytes
             logger.info("%s: read %d %% of the snapshot", node_id, percent)
-
-
-def _set_exception(future: asyncio.Future[list[object]], error: RaftError) -> None:
-    if not future.done():
-        future.set_exception(error)
