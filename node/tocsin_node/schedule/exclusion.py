@@ -39,9 +39,14 @@ WALK_DAYS_MAX: Final = 1_500
 _FULL: Final = (1 << DAY_S) - 1
 _EPOCH_ORDINAL: Final = date(1970, 1, 1).toordinal()
 _LAST_DAY: Final = END_TIME_S // DAY_S - 1
-_DAYS_KEPT: Final = 64  # of one exclusion, at most 11 KB each
-_KINDS_KEPT: Final = 64
-_COMPILED_MAX: Final = 256
+_DAYS_KEPT: Final = 32  # of one exclusion, at most 11 KB each
+_KINDS_KEPT: Final = 32
+_COMPILED_MAX: Final = 128
+
+# Kinds of local days that no weekday has.
+_WHOLE: Final = (7, 0)
+_CLEAR: Final = (8, 0)
+_Kind = tuple[int, tuple[int, int], tuple[int, int]]  # offset, kinds of the two local days
 _WEEKDAYS: Final = ("SUN", "MON", "TUE", "WED", "THU", "FRI", "SAT")
 
 
@@ -154,13 +159,14 @@ def exclusion_of(calendars: Sequence[CalendarRules]) -> "Exclusion":
 class Exclusion:
     """The union of some calendars. Immutable but for a memo of days."""
 
-    __slots__ = ("_calendars", "_days", "_endless_from_s", "rules")
+    __slots__ = ("_calendars", "_days", "_endless_from_s", "_kinds", "rules")
 
     def __init__(self, calendars: Sequence[CalendarRules]) -> None:
         """Internal; use `exclusion_of`."""
         self.rules: Final = tuple(calendars)
         self._calendars: Final = tuple(map(_Calendar, calendars))
-        self._days: OrderedDict[int, int] = OrderedDict()
+        self._days: OrderedDict[int, int] = OrderedDict()  # masks of UTC days, by day
+        self._kinds: dict[tuple[_Kind | None, ...], int] = {}  # and by what they follow from
         self._endless_from_s = END_TIME_S  # nothing is allowed from here on
 
     def excluded(self, time_s: int) -> bool:
@@ -243,26 +249,32 @@ class Exclusion:
         """The excluded seconds of a UTC day, as bits."""
         mask = self._days.get(day)
         if mask is None:
-            mask = 0
-            for one in self._calendars:
-                more = one.utc_mask(day)
-                mask = _FULL if more is _FULL else mask | more if mask else more
-                if mask is _FULL:
-                    break
-            else:
-                if mask == _FULL:
-                    mask = _FULL  # the one object that stands for it
+            key = tuple(one.kind_of(day) for one in self._calendars)
+            mask = self._kinds.get(key)
+            if mask is None:
+                mask = self._made(day)
+                if None not in key and len(self._kinds) < _KINDS_KEPT:
+                    self._kinds[key] = mask
             self._days[day] = mask
             if len(self._days) > _DAYS_KEPT:
                 self._days.popitem(last=False)
         return mask
+
+    def _made(self, day: int) -> int:
+        mask = 0
+        for one in self._calendars:
+            more = one.utc_mask(day)
+            if more is _FULL:
+                return _FULL
+            mask = mask | more if mask else more
+        return _FULL if mask == _FULL else mask  # one object for all of them
 
 
 class _Calendar:
     """One calendar, ready to be asked."""
 
     __slots__ = (
-        "_crons", "_ends", "_has_times", "_kinds", "_rules", "_starts", "_windows", "_zone",
+        "_crons", "_ends", "_has_times", "_masks", "_rules", "_starts", "_windows", "_zone",
     )  # fmt: skip
 
     def __init__(self, rules: CalendarRules) -> None:
@@ -271,7 +283,7 @@ class _Calendar:
         self._starts, self._ends = _merged_days(rules.dates)
         self._windows = _weekday_masks(rules.windows)
         self._crons = [(spec, _time_mask(spec)) for spec in map(parse_cron, rules.crons)]
-        self._kinds: dict[tuple[int, int], int] = {}  # masks, by weekday and matching expressions
+        self._masks = {_WHOLE: _FULL, _CLEAR: 0}  # of local days
         self._has_times = bool(rules.windows or rules.crons)
 
     def utc_mask(self, day: int) -> int:
@@ -297,23 +309,38 @@ class _Calendar:
             time_s = end_s
         return mask
 
-    def _local_mask(self, day: int) -> int:
+    def kind_of(self, day: int) -> _Kind | None:
+        """What a UTC day's mask follows from; None: its clock is changed on that day."""
+        segment = self._zone.segment_at(day * DAY_S)
+        if segment.end_time_s < (day + 1) * DAY_S:
+            return None
+        first = (day * DAY_S + segment.offset_s) // DAY_S
+        return segment.offset_s, self._local_kind(first), self._local_kind(first + 1)
+
+    def _local_kind(self, day: int) -> tuple[int, int]:
+        """Weekday and matching expressions of a local day; or what stands for all or nothing."""
         if self._in_dates(day):
-            return _FULL
+            return _WHOLE
         if not self._has_times:
-            return 0
+            return _CLEAR
         weekday = (day + 4) % 7  # 1970-01-01 was a Thursday
+        if not self._crons:
+            return weekday, 0
         today = date.fromordinal(_EPOCH_ORDINAL + day)
-        matching = sum(1 << n for n, (spec, _) in enumerate(self._crons) if _on_day(spec, today))
-        mask = self._kinds.get((weekday, matching))
+        return weekday, sum(1 << n for n, (one, _) in enumerate(self._crons) if _on_day(one, today))
+
+    def _local_mask(self, day: int) -> int:
+        kind = self._local_kind(day)
+        mask = self._masks.get(kind)
         if mask is None:
+            weekday, matching = kind
             mask = self._windows[weekday]
             for number, (_, times) in enumerate(self._crons):
                 if matching >> number & 1:
                     mask |= times
             mask = _FULL if mask == _FULL else mask
-            if len(self._kinds) < _KINDS_KEPT:
-                self._kinds[weekday, matching] = mask
+            if len(self._masks) < _KINDS_KEPT:
+                self._masks[kind] = mask
         return mask
 
     def _in_dates(self, day: int) -> bool:
