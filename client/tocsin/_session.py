@@ -144,6 +144,10 @@ class Session:
         """Names of the runs whose handlers are being executed, or are about to be."""
         return [key.run for key in list(self._running)]
 
+    def pending(self) -> bool:
+        """Whether something is on its way that no handler is needed for, on the session's loop."""
+        return bool(self._unacknowledged or self._waiting or self._checkpoints)
+
     def drain(self, reason: str) -> None:
         """Takes nothing more; `run` returns when all has ended and been acknowledged."""
         if self._drain_reason is None:

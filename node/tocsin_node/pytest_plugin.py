@@ -9,8 +9,8 @@ is imported before a test asks for the fixture.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Generator, Iterator
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -35,6 +35,15 @@ def tocsin_cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     arguments = marker.kwargs if marker is not None else {}
     with Cluster.embedded(**arguments) as cluster:
         yield cluster
-        if cluster.handler_errors:
-            told = "\n".join(str(error) for error in cluster.handler_errors)
-            request.node.add_report_section("call", "what handlers raised", told)
+
+
+@pytest.hookimpl(hookwrapper=True)  # the newer kind of wrapper is unknown to older pytests
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, None]:
+    """Tells with the failure of a test what handlers of its cluster raised."""
+    report = (yield).get_result()
+    cluster = getattr(item, "funcargs", {}).get("tocsin_cluster")
+    if cluster is None or report.when != "call" or not report.failed:
+        return
+    if cluster.handler_errors:
+        told = "\n".join(str(error) for error in cluster.handler_errors)
+        report.sections.append(("what handlers raised", told))

@@ -9,6 +9,7 @@ import sys
 import threading
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -87,6 +88,24 @@ async def test_every_instant_is_met_in_order_and_handlers_end_before_time_goes_o
         at = [(name, round((at - start).total_seconds(), 1)) for name, at in seen]
         assert at[:3] == [("a/every", 40.0), ("a/cron", 60.0), ("a/every", 80.0)]
         assert sorted(at[3:]) == [("a/cron", 120.0), ("a/every", 120.0)]
+
+
+@pytest.mark.parametrize("nodes", [1, 3])
+async def test_what_becomes_due_at_the_last_instant_has_ended_as_well(nodes: int) -> None:
+    def plain(ctx: Context) -> int:
+        return ctx.attempt
+
+    async def other(ctx: Context) -> int:
+        return ctx.attempt
+
+    async with Cluster.embedded(nodes=nodes) as c:
+        await c.serve(worker_of(plain=plain, other=other))
+        for name in ("plain", "other"):
+            await c.client.create_job(Job(name=f"a/{name}", handler=name, schedules=[Every("1h")]))
+        for hours in range(1, 12):
+            await c.advance("1h")
+            runs = await c.runs("a")
+            assert [run.state for run in runs] == [RunState.SUCCEEDED] * 2 * hours
 
 
 async def test_jittered_times_are_met_to_the_millisecond() -> None:
@@ -391,6 +410,34 @@ async def test_the_fixture_takes_its_arguments_from_the_marker(tocsin_cluster: C
     status = await tocsin_cluster.client.cluster_status()
     assert len(status.members) == 3
     assert tocsin_cluster.now == datetime(2026, 11, 29, 6, 59, 58, tzinfo=UTC)
+
+
+def test_with_the_fixture_a_failure_tells_what_handlers_raised(tmp_path: Path) -> None:
+    program = tmp_path / "test_mine.py"
+    program.write_text(
+        "from tocsin import Job, Worker\n"
+        "async def test_mine(tocsin_cluster):\n"
+        "    worker = Worker()\n"
+        "    worker.add_handler('work', lambda ctx: 1 // 0)\n"
+        "    await tocsin_cluster.serve(worker)\n"
+        "    await tocsin_cluster.client.apply_job(Job(name='a/b', handler='work'))\n"
+        "    await tocsin_cluster.client.trigger('a/b')\n"
+        "    await tocsin_cluster.advance('1s')\n"
+        "    assert False\n"
+    )
+    options = ["-q", "-p", "no:cacheprovider", "-o", "asyncio_mode=auto"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *options, "--rootdir", tmp_path, program],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 1
+    told = done.stdout.partition("what handlers raised")[2]
+    assert "attempt 1" in told, done.stdout
+    assert "ZeroDivisionError" in told
 
 
 def test_the_plugin_costs_nothing_when_it_is_not_used() -> None:

@@ -54,6 +54,9 @@ class Attempts(Protocol):
     def running(self) -> list[str]:
         """Names of the runs whose handlers are being executed, or are about to be."""
 
+    def pending(self) -> bool:
+        """Whether something is on its way that no handler is needed for, such as a report."""
+
 
 class EmbeddedCluster:
     """One or three nodes on a thread of their own.
@@ -380,7 +383,8 @@ class EmbeddedCluster:
     def _is_held_up(self) -> bool:
         """Whether something that is due may still happen without the wall clock's going on.
 
-        A worker may have to say first that it has room again; what was refused is tried again.
+        A worker may have to say first that it has room again; reports travel together, and wait a
+        moment for each other; what was refused is tried again.
         """
         server = self._leader()
         state, now_ms = server.replica.state, self.wall_ms()
@@ -388,7 +392,8 @@ class EmbeddedCluster:
         waits = bool(self._attempts) and any(
             state.runs[name].ready_time_ms <= now_ms for name in state.waiting
         )
-        return (is_due or waits) and not self._is_settled(state.index)
+        pending = any(attempts.pending() for attempts in self._attempts)
+        return (is_due or waits or pending) and not self._is_settled(state.index)
 
     def _is_settled(self, index: int) -> bool:
         """Whether what is overdue has had time to happen since the last entry."""
