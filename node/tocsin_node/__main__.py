@@ -24,6 +24,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import NoReturn
 
+from tocsin_node import garbage
 from tocsin_node.config import Config, ConfigError, UnknownNode, load
 from tocsin_node.raft.engine import RaftError, StartRefused
 from tocsin_node.server import Server
@@ -63,6 +64,8 @@ async def _run(config: Config, node_id: str, *, rejoin: bool) -> int:
     server = Server(config, node_id, on_fatal=_die, rejoin=rejoin)
     await server.start()
     node = server.node
+    garbage.set_thresholds()
+    collecting = asyncio.create_task(garbage.collect_now_and_then(lambda: server.leadership.leads))
     print(
         f"node {node.id} ready: api {node.api_address} raft {node.raft_address} pid {os.getpid()}",
         file=sys.stderr,
@@ -73,6 +76,7 @@ async def _run(config: Config, node_id: str, *, rejoin: bool) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.remove_signal_handler(number)
     log.info("node %s stops", node_id)
+    collecting.cancel()
     await server.stop()
     return EXIT_OK
 

@@ -244,7 +244,7 @@ class RaftConfig(_Section):
     )
     batch_operations: Annotated[int, BeforeValidator(_within(whole_number, "1", "65536"))] = 4096
     batch_bytes: Annotated[int, BeforeValidator(_within(size_bytes, "4KiB", "1MiB"))] = Field(
-        default=256 * 1024, alias="batch"
+        default=32 * 1024, alias="batch"
     )
     first_index: Annotated[int, BeforeValidator(_log_index)] = 1
 

@@ -171,8 +171,8 @@ async def test_many_jobs_due_at_once_go_in_batches() -> None:
         await asyncio.sleep(61)
         sizes = [len(commands) for _, commands, _ in node.engine.log if type(commands[0]) is c.Fire]
         assert sum(sizes) == 2_500
-        assert max(sizes) <= 1_000
-        assert len(sizes) < 10
+        assert max(sizes) <= 250
+        assert len(sizes) < 20
 
 
 @virtual

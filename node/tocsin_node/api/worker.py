@@ -47,6 +47,7 @@ HEARTBEAT_MS_MIN = 200
 
 SESSIONS_MAX = 10_000
 BATCH_MAX = 1_000  # items in one Completions frame
+REPORTS_ADVISED = 250  # of them; each frame is one operation of the log
 BATCHES_IN_FLIGHT_MAX = 64  # Completions frames of one worker that are on their way into the log
 NAME_LENGTH_MAX = 128
 QUEUES_MAX = 100
@@ -366,7 +367,7 @@ class _Stream:
         welcome = worker_pb2.Welcome(
             node_id=replica.engine.node_id,
             term=replica.engine.term,
-            max_batch=BATCH_MAX,
+            max_batch=REPORTS_ADVISED,
             incarnation=replica.state.incarnation,
         )
         leases = replica.config.leases

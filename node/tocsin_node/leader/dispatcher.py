@@ -47,7 +47,7 @@ from tocsin_node.leader.wake import RETRY_MS, SLEEP_MS_MAX, Tasks, Wake, repeat
 from tocsin_node.raft.errors import RaftError
 from tocsin_node.replica import Changes, Replica
 
-BATCH_MAX = 1_000  # grants in one proposal
+BATCH_MAX = 250  # grants in one proposal; applying them is one step of every event loop
 BATCHES_IN_FLIGHT_MAX = 4
 SLICE_MS = 4  # work between two turns of the event loop
 SLICE_STEPS = 50  # steps between two looks at the clock
@@ -170,7 +170,7 @@ class Dispatcher:
         self._cancelled: dict[str, int] = {}  # token by run, of what the worker was told to end
         self._changed: dict[str, None] = {}  # runs to look at
         self._wake = Wake()
-        self._tasks = Tasks()
+        self._tasks = Tasks(self._wake)
         self._loop: asyncio.Task[None] | None = None
         replica.subscribe(self._on_changes)
 

@@ -24,7 +24,7 @@ from tocsin_node.leader.wake import RETRY_MS, SLEEP_MS_MAX, Tasks, Wake, repeat
 from tocsin_node.raft.errors import RaftError
 from tocsin_node.replica import Changes, Replica
 
-BATCH_MAX = 1_000
+BATCH_MAX = 250  # applying a batch is one step of every event loop
 BATCHES_IN_FLIGHT_MAX = 4
 BACKLOG_MAX = 10_000  # due jobs that are read from the state at a time
 SLICE_MS = 4  # planning between two turns of the event loop
@@ -48,7 +48,7 @@ class Ticker:
         self._replica = replica
         self._may_plan_zones = may_plan_zones
         self._wake = Wake()
-        self._tasks = Tasks()
+        self._tasks = Tasks(self._wake)
         self._loop: asyncio.Task[None] | None = None
         self._backlog: deque[Job] = deque()
         self._in_flight: set[str] = set()  # jobs with a decision on its way; asked, never walked

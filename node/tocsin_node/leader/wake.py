@@ -57,10 +57,15 @@ async def repeat(one_pass: Callable[[], Awaitable[None]], name: str) -> None:
 
 
 class Tasks:
-    """The tasks of one loop: kept alive while they run, cancelled together."""
+    """The tasks of one loop: kept alive while they run, cancelled together.
 
-    def __init__(self) -> None:
+    Args:
+        wake: set when a task has ended and no longer counts, for a loop that waits for room.
+    """
+
+    def __init__(self, wake: Wake | None = None) -> None:
         self._tasks: set[asyncio.Task[None]] = set()
+        self._wake = wake
 
     def __len__(self) -> int:
         return len(self._tasks)
@@ -68,7 +73,12 @@ class Tasks:
     def spawn(self, work: Awaitable[None], name: str) -> None:
         task = asyncio.ensure_future(_logged(work, name))
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if self._wake is not None:
+            self._wake.set()
 
     async def cancel(self) -> None:
         tasks = list(self._tasks)

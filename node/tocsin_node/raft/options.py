@@ -42,7 +42,7 @@ class RaftOptions:
     cut_off_timeout_ms: int = 600
     connect_retry_ms: int = 200
     max_batch_ops: int = 4096
-    max_batch_bytes: int = 256 * 1024
+    max_batch_bytes: int = 32 * 1024
     max_op_bytes: int = 1024 * 1024
     max_pending_ops: int = 65_536
     max_pending_bytes: int = 64 * 1024 * 1024

@@ -1,0 +1,38 @@
+"""When the interpreter may look through everything for garbage: hardly ever, and not on a leader.
+
+A full collection visits every container that lives, tens of milliseconds for tens of thousands of
+jobs, and the event loop stands still for it. State holds no cycles, and most cycles that others
+make die young; so young collections go on as always, and a full one happens once an hour, while
+this node does not lead. Refuses to know what garbage is made of.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+from collections.abc import Callable
+
+YOUNG_ALLOCATIONS = 20_000  # net, between two collections of the youngest
+YOUNG_COLLECTIONS = 20  # between two of the middle ones
+NEVER = 1_000_000_000
+FULL_EVERY_S = 3_600.0
+
+log = logging.getLogger(__name__)
+
+
+def set_thresholds() -> None:
+    """Ends full collections that come by themselves; keeps what was loaded so far out of others."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(YOUNG_ALLOCATIONS, YOUNG_COLLECTIONS, NEVER)
+
+
+async def collect_now_and_then(leads: Callable[[], bool], *, every_s: float = FULL_EVERY_S) -> None:
+    """Makes the full collections, until cancelled. One that falls due on a leader waits."""
+    while True:
+        await asyncio.sleep(every_s)
+        if not leads():
+            found = gc.collect()
+            gc.freeze()
+            log.debug("a full collection found %d objects", found)
