@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 
 from tocsin_node import planner
@@ -38,8 +38,8 @@ class Walk:
     """What one kind of change is about.
 
     Args:
-        names: all names that a change may be about, in any order; asked anew for each piece, so
-            what is added meanwhile is found where its name belongs.
+        names: all names that a change may be about, in any order; asked once by each leader, so
+            what is added later must be as the change wants it already.
         step: the next command about one name at an instant; None: it is dealt with.
         weight: how much of a piece a command takes, in decided occurrences.
     """
@@ -70,11 +70,14 @@ class Wide:
         self._may_plan_zones = may_plan_zones
         self._wake = Wake()
         self._loop: asyncio.Task[None] | None = None
+        self._walked = 0  # id of the change whose names are being walked through
+        self._names: Iterator[str] = iter(())
         replica.subscribe(self._on_changes)
 
     def start(self, term: int) -> None:
         """Goes on with what the state says is not over."""
         assert self._loop is None, f"term {term} began before the last one was over"
+        self._walked = 0
         self._loop = asyncio.ensure_future(repeat(self._pass, "wide changes"))
 
     async def stop(self) -> None:
@@ -98,6 +101,13 @@ class Wide:
         if not self._replica.clock.is_known or not self._may_plan_zones():
             await self._wake.wait(SLEEP_MS_MAX)
             return
+        try:
+            await self._piece(change)
+        except BaseException:
+            self._walked = 0  # what was taken is looked at again
+            raise
+
+    async def _piece(self, change: WideChange) -> None:
         names = await self._next_names(change)
         if not names:
             await self._replica.execute_many([EndWide(change.id)], reserved=True)
@@ -107,14 +117,21 @@ class Wide:
         await self._replica.execute_many([AdvanceWide(change.id, names[-1])], reserved=True)
 
     async def _next_names(self, change: WideChange) -> list[str]:
-        """The first names after the cursor, in order."""
-        found: list[str] = []
+        """The first names after those that were taken last, in order."""
+        if self._walked != change.id:
+            self._names = await self._in_order(change)
+            self._walked = change.id
+        return list(islice(self._names, PIECE_MAX))
+
+    async def _in_order(self, change: WideChange) -> Iterator[str]:
+        """The names after the cursor, put in order a bounded number at a time."""
         names = list(WALKS[change.kind].names(self._replica.state, change))
+        sorted_parts = []
         for at in range(0, len(names), SCAN_NAMES):
             later = (name for name in names[at : at + SCAN_NAMES] if name > change.cursor)
-            found = heapq.nsmallest(PIECE_MAX, [*found, *later])
+            sorted_parts.append(sorted(later))
             await asyncio.sleep(0)
-        return found
+        return heapq.merge(*sorted_parts)
 
     async def _deal_with(self, change: WideChange, names: list[str]) -> None:
         """Takes steps until none of the names needs another one."""
