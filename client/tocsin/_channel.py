@@ -28,7 +28,7 @@ from grpc_status import rpc_status
 
 from tocsin import _retry
 from tocsin._retry import Again, Failure, Retry
-from tocsin.errors import ApiError, ConfigError
+from tocsin.errors import ApiError, ConfigError, InvalidArgument
 from tocsin.v1 import (
     calendar_pb2_grpc,
     cluster_pb2_grpc,
@@ -53,6 +53,7 @@ STREAM_SILENCE_MAX = 12.0  # seconds; a watch sends something at least every 5
 
 SENT_MAX = 10_000  # changes whose first time is remembered
 _REQUEST_TIME = "tocsin-request-time"
+_CLUSTER_ID = "tocsin-cluster-id"
 # How a node names the leader in the metadata of its answers.
 _LEADER_ID = "tocsin-leader-id"
 _LEADER_ADDRESS = "tocsin-leader-address"
@@ -77,7 +78,7 @@ _Req = TypeVar("_Req")
 _Resp = TypeVar("_Resp")
 
 
-def resolve(endpoints: str | Path | Sequence[str] | None) -> dict[str, str]:
+def resolve(endpoints: str | Path | Sequence[str] | None) -> Nodes:
     """API address by node id; without ids, an address stands for its own.
 
     Args:
@@ -94,9 +95,18 @@ def resolve(endpoints: str | Path | Sequence[str] | None) -> dict[str, str]:
     if not isinstance(endpoints, str | Path):
         endpoints = ",".join(endpoints)
     try:
-        return dict(_cluster_file.endpoints(endpoints).api)
+        found = _cluster_file.endpoints(endpoints)
     except ValueError as error:
         raise ConfigError(str(error)) from error
+    return Nodes(found.api, cluster_id=found.cluster_id)
+
+
+class Nodes(dict[str, str]):
+    """API address by node id, and the cluster that they are to be of, where that is known."""
+
+    def __init__(self, nodes: Mapping[str, str], *, cluster_id: str | None = None) -> None:
+        super().__init__(nodes)
+        self.cluster_id = cluster_id
 
 
 def _default_file() -> Path:
@@ -169,6 +179,7 @@ class Pool:
         dial: Callable[[str], grpc.aio.Channel] | None = None,
     ) -> None:
         self.nodes = dict(nodes)
+        self._cluster_id = nodes.cluster_id if isinstance(nodes, Nodes) else None
         self.leader: str | None = None
         self.tells = True  # of each other leader, in the log
         self._told: str | None = None
@@ -197,6 +208,7 @@ class Pool:
             ApiError: of the class that fits the node's reason; NoLeader, Unavailable,
                 DeadlineExceeded or OutcomeUnknown when time is up.
         """
+        _refuse_too_large(request)
         deadline = time.monotonic() + within
         retry = Retry(self._uniform)
         avoid: str | None = None
@@ -248,7 +260,7 @@ class Pool:
                 if started
                 else max(0.05, min(_retry.TRY_TIMEOUT, deadline - time.monotonic()))
             )
-            call = method(self._dial(target))(request())
+            call = method(self._dial(target))(request(), metadata=self._meant())
             try:
                 while True:
                     # Not wait_for: on Python 3.11 it loses a cancellation that comes with a result.
@@ -311,7 +323,7 @@ class Pool:
 
     def session(self, node: str) -> SessionStream:
         """Opens a worker session with one node; nothing is sent before the first frame."""
-        call: Any = self._dial(node).workers.Session()
+        call: Any = self._dial(node).workers.Session(metadata=self._meant())
         return SessionStream(self, node, call)
 
     def pick(self, avoid: str | None = None) -> str:
@@ -381,13 +393,19 @@ class Pool:
     ) -> _Resp | Failure:
         try:
             call = method(self._dial(node))(
-                request, timeout=max(within, 0.001), metadata=self._first_sent(request)
+                request,
+                timeout=max(within, 0.001),
+                metadata=(*self._meant(), *self._first_sent(request)),
             )
             response = await call
             self._learn_from(node, await call.initial_metadata(), await call.trailing_metadata())
         except grpc.aio.AioRpcError as error:
             return self._decode(node, error)
         return response
+
+    def _meant(self) -> tuple[tuple[str, str], ...]:
+        """The cluster that is meant: a node of another one refuses the call before it does any."""
+        return () if self._cluster_id is None else ((_CLUSTER_ID, self._cluster_id),)
 
     def _first_sent(self, request: object) -> tuple[tuple[str, str], ...]:
         """When a change was first sent, so that the cluster never takes an old one for a new one.
@@ -558,6 +576,17 @@ def _seconds(value: Duration) -> float:
 
 def _text(value: str | bytes) -> str:
     return value if isinstance(value, str) else value.decode("utf-8", "replace")
+
+
+def _refuse_too_large(request: Any) -> None:
+    """Says what is wrong, where grpc would say that some resource is exhausted."""
+    size_bytes = request.ByteSize()
+    if size_bytes > MESSAGE_BYTES_MAX:
+        raise InvalidArgument(
+            f"the request has {size_bytes} bytes, and a message may have {MESSAGE_BYTES_MAX}",
+            reason="PAYLOAD_TOO_LARGE",
+            hint="keep what is large where the handler can fetch it, and pass on where that is",
+        )
 
 
 def _method_name(request: object) -> str:

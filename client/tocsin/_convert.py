@@ -414,6 +414,7 @@ def from_changes(message: run_pb2.WatchRunsResponse) -> RunChanges:
         revision=message.revision,
         runs=tuple(from_run(run) for run in message.runs),
         caught_up=message.caught_up,
+        leaderless=message.leaderless,
     )
 
 

@@ -388,7 +388,7 @@ class AsyncClient(AsyncCalendars, AsyncQueueCalls, AsyncWideCalls):
             RevisionCompacted: `from_revision` is too old. If the watch itself falls too far behind,
                 it begins anew with the runs as they are.
         """
-        revision = from_revision
+        revision, leaderless = from_revision, False
 
         def request() -> run_pb2.WatchRunsRequest:
             return run_pb2.WatchRunsRequest(parent=parent, filter=filter, from_revision=revision)
@@ -399,7 +399,9 @@ class AsyncClient(AsyncCalendars, AsyncQueueCalls, AsyncWideCalls):
                     lambda s: s.runs.WatchRuns, request, within=self.timeout
                 ):
                     revision = max(revision, message.revision)
-                    if message.runs or message.caught_up:
+                    news = message.leaderless != leaderless
+                    leaderless = message.leaderless
+                    if message.runs or message.caught_up or news:
                         yield _convert.from_changes(message)
             except RevisionCompacted:
                 if revision == from_revision:

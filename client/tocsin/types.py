@@ -370,11 +370,14 @@ class RunChanges:
     Attributes:
         revision: a watch that starts from here misses nothing.
         caught_up: everything that existed when the watch began has been sent by now.
+        leaderless: the node that is watched knows no leader, so nothing can change. Said once, and
+            taken back by the next news of any kind.
     """
 
     revision: int
     runs: Sequence[Run]
     caught_up: bool
+    leaderless: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,6 +17,7 @@ import os
 import re
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
@@ -37,6 +38,7 @@ from tocsin._lease import Key, Lease
 from tocsin._retry import new_request_id
 from tocsin._session import Assignment, Identity, Item, Session, boottime
 from tocsin.client import Endpoints
+from tocsin.errors import ConfigError
 
 __all__ = ["Retry", "Worker"]
 
@@ -179,7 +181,14 @@ class Worker:
 
         Raises:
             ApiError: the cluster refuses this worker.
+            SystemExit: 2, after one line on stderr, if the endpoints cannot be used; `serve` raises
+                ConfigError instead.
         """
+        try:
+            resolve(self.endpoints)
+        except ConfigError as error:
+            print(f"error: {error}", file=sys.stderr)
+            raise SystemExit(2) from None
         asyncio.run(self._run())
 
     async def serve(self, stop: asyncio.Event | None = None) -> None:

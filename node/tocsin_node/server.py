@@ -166,7 +166,9 @@ class Server:
             health=self.health,
             on_fatal=on_fatal,
         )
-        self.edge = Edge(self.leadership, config.api_addresses(), dial=dial)
+        self.edge = Edge(
+            self.leadership, config.api_addresses(), cluster_id=config.cluster_id, dial=dial
+        )
         address = self.node.http_address
         self.metrics = Metrics(self.replica, address=address, load=self._load) if address else None
         self._runs: RunService | None = None
@@ -230,7 +232,12 @@ class Server:
     def register(self, server: grpc.aio.Server) -> None:
         """Adds this node's services to a server; calls of ours are to pass through `edge`."""
         slices = Slices(self.replica.clock)
-        self._runs = RunService(self.replica, slices, self.dispatcher)
+        self._runs = RunService(
+            self.replica,
+            slices,
+            self.dispatcher,
+            knows_leader=lambda: self.leadership.leader_id is not None,
+        )
         job_pb2_grpc.add_JobServiceServicer_to_server(
             JobService(
                 self.replica,

@@ -19,13 +19,17 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tests.api.conftest import (
     DEADLINE_S,
     Cluster,
+    Stubs,
     config,
     config_text,
     create,
+    job,
+    refusal,
+    rid,
     running,
     until,
 )
-from tocsin.v1 import cluster_pb2, cluster_pb2_grpc
+from tocsin.v1 import cluster_pb2, cluster_pb2_grpc, job_pb2, run_pb2
 from tocsin_node.__main__ import main
 from tocsin_node.core.command import SCHEMA
 from tocsin_node.raft.engine import AddressInUse, DataDirInUse, RaftError
@@ -261,3 +265,21 @@ async def test_every_member_says_how_much_of_the_log_it_understands(three: Clust
     for server in three.servers.values():
         heard = server.engine.peer_status
         await until(lambda heard=heard: [peer.schema for peer in heard()] == [SCHEMA, SCHEMA])
+
+
+async def test_a_caller_that_means_another_cluster_is_refused(one: Stubs) -> None:
+    created = job_pb2.CreateJobRequest(job=job(), request_id=rid())
+    wrong: Any = (("tocsin-cluster-id", "prod-eu"),)
+    refused = await refusal(one.jobs.CreateJob(created, metadata=wrong))
+    assert (refused.reason, refused.code) == (
+        "CLUSTER_ID_MISMATCH",
+        grpc.StatusCode.INVALID_ARGUMENT,
+    )
+    assert refused.detail == {"cluster_id": "test"}
+    watch = one.runs.WatchRuns(run_pb2.WatchRunsRequest(), metadata=wrong)
+    assert (await refusal(watch.read())).reason == "CLUSTER_ID_MISMATCH"
+    session = one.workers.Session(metadata=wrong)
+    assert (await refusal(session.read())).reason == "CLUSTER_ID_MISMATCH"
+    listed = await one.jobs.ListJobs(job_pb2.ListJobsRequest())
+    assert not listed.jobs, "nothing was done"
+    await one.jobs.CreateJob(created, metadata=(("tocsin-cluster-id", "test"),))

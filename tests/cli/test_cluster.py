@@ -55,6 +55,17 @@ def test_a_dead_node_is_degraded(tocsin: Tocsin, client: FakeClient) -> None:
     assert [node["reachable"] for node in shown["nodes"]] == [True, True, False]
 
 
+def test_while_a_majority_elects_the_hint_is_to_look_again(
+    tocsin: Tocsin, client: FakeClient
+) -> None:
+    client.statuses = {node: make_status(node, "") for node in ("n1", "n2")}
+    result = tocsin("cluster", "status")
+    assert result.exit_code == 5
+    assert "an election takes a second or two" in result.stderr
+    client.statuses = {"n1": make_status("n1", "")}
+    assert "start the nodes that do not answer" in tocsin("cluster", "status").stderr
+
+
 def test_no_leader_is_5_and_still_shows_the_nodes(tocsin: Tocsin, client: FakeClient) -> None:
     client.statuses = {"n1": make_status("n1", "")}
     result = tocsin("cluster", "status")
@@ -166,7 +177,7 @@ def test_up_names_every_fault_of_the_file_once(tocsin: Tocsin, tmp_path: Path) -
     file = tmp_path / "cluster.yaml"
     file.write_text("version: 1\ncluster_id: x\nnodes: []\nraft: {profle: lan}\n")
     result = tocsin("up", "-c", str(file))
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert result.stderr.startswith("error: ")
     assert "nodes" in result.stderr
     assert "profle" in result.stderr

@@ -174,3 +174,13 @@ def test_a_file_that_cannot_be_read(
     result = tocsin("crontab", "import", str(path))
     assert result.exit_code == 2
     assert said in result.stderr
+
+
+@pytest.mark.parametrize("zone", ["Nowhere/Land", "Europe", "/etc/passwd", ""])
+def test_an_unknown_zone_is_wrong_usage(
+    tocsin: Callable[..., Result], client: FakeClient, zone: str
+) -> None:
+    result = tocsin("crontab", "import", "-", "--tz", zone, stdin=b"0 2 * * * true\n")
+    assert result.exit_code == 2
+    assert "unknown time zone" in result.stderr
+    assert client.calls == []

@@ -114,14 +114,18 @@ def test_payload_from_a_file_and_from_stdin(
 ) -> None:
     (tmp_path / "p.json").write_text('{"a": 1}')
     tocsin("job", "create", "x", "--handler", "h", "--payload", f"@{tmp_path}/p.json")
-    tocsin("job", "create", "x", "--handler", "h", "--payload", "@-", stdin=b"[2]")
+    tocsin("job", "create", "x", "--handler", "h", "--payload", "@-", stdin=b'{"b": 2}')
+    tocsin(
+        *["job", "create", "x", "--handler", "h", "--payload", "[2]"],
+        *["--content-type", "application/json"],
+    )
     tocsin(
         *["job", "create", "x", "--handler", "h", "--payload", "not json"],
         *["--content-type", "text/plain"],
     )
     jobs = [arguments[0] for arguments, _ in client.asked("create_job")]
-    assert [job.payload for job in jobs] == [b'{"a": 1}', b"[2]", b"not json"]
-    assert [job.content_type for job in jobs] == ["", "", "text/plain"]
+    assert [job.payload for job in jobs] == [b'{"a": 1}', b'{"b": 2}', b"[2]", b"not json"]
+    assert [job.content_type for job in jobs] == ["", "", "application/json", "text/plain"]
 
 
 @pytest.mark.parametrize(
@@ -309,3 +313,13 @@ def test_limits_and_dead_letters_are_shown(tocsin: Tocsin, client: FakeClient) -
     client.jobs["default/hello"] = make_job()
     plain = tocsin("job", "get", "hello").stdout
     assert not [word for word in ("deadline", "concurr", "dead letters", "waits") if word in plain]
+
+
+def test_json_that_gives_a_handler_no_arguments_is_refused(
+    tocsin: Tocsin, client: FakeClient
+) -> None:
+    for payload in ("[2]", "7", "null", '"text"'):
+        result = tocsin("job", "create", "x", "--handler", "h", "--payload", payload)
+        assert result.exit_code == 2
+        assert "--content-type application/json" in result.stderr
+    assert client.calls == []

@@ -75,7 +75,7 @@ def test_every_fault_of_a_file_is_told(tocsin: Tocsin, tmp_path: Path) -> None:
     text = (ROOT / "cluster.yaml").read_text()
     file.write_text(text.replace("disk_reserve: 32MiB", "disk_reserv: 32").replace("30s", "30"))
     done = tocsin("config", "validate", "-c", str(file))
-    assert done.exit_code == 1
+    assert done.exit_code == 2
     assert "raft.disk_reserv" in done.stderr
     assert "leases.default" in done.stderr
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -495,3 +496,48 @@ async def test_many_jobs_travel_in_batches_and_answer_in_order(
     assert all(result.ok and result.created for result in results)
     assert sorted(call.request_id for call in node.calls) == [f"load-{n}" for n in range(5)]
     assert max(len(call.jobs) for call in node.calls) == 2
+
+
+async def test_the_cluster_that_is_meant_is_said_with_each_call(kit: Any, tmp_path: Path) -> None:
+    node = await kit.node("n1")
+    meant: list[Any] = []
+
+    async def answer(request: Any, context: Any) -> Any:
+        meant.append(dict(context.invocation_metadata()).get("tocsin-cluster-id"))
+        return _created()
+
+    node.answer = answer
+    file = tmp_path / "cluster.yaml"
+    file.write_text(f"cluster_id: prod-eu\nnodes: [{{id: n1, api: '{node.address}'}}]\n")
+    for endpoints in (str(file), [node.address]):
+        async with tocsin.AsyncClient(endpoints) as client:
+            await client.create_job(JOB)
+    assert meant == ["prod-eu", None], "addresses alone name no cluster"
+
+
+async def test_a_request_that_no_message_can_hold_never_leaves(kit: Any) -> None:
+    node = await kit.node("n1")
+    async with tocsin.AsyncClient([node.address]) as client:
+        with pytest.raises(tocsin.InvalidArgument, match="may have 4194304") as caught:
+            await client.create_job(replace(JOB, payload=bytes(5 * 1024 * 1024)))
+    assert caught.value.reason == "PAYLOAD_TOO_LARGE"
+    assert node.calls == []
+
+
+async def test_a_watch_says_once_that_nobody_leads(kit: Any) -> None:
+    node = await kit.node("n1")
+
+    async def watch(request: Any, context: Any) -> AsyncIterator[Any]:
+        yield run_pb2.WatchRunsResponse(revision=1, caught_up=True)
+        for leaderless in (True, True, False, False):
+            yield run_pb2.WatchRunsResponse(revision=1, heartbeat=True, leaderless=leaderless)
+        yield run_pb2.WatchRunsResponse(revision=2, runs=[run_pb2.Run(name="a/b/manual-x")])
+
+    node.watch = watch
+    heard: list[tuple[bool, int]] = []
+    async with tocsin.AsyncClient([node.address]) as client:
+        async for changes in client.watch_runs():
+            heard.append((changes.leaderless, len(changes.runs)))
+            if changes.runs:
+                break
+    assert heard == [(False, 0), (True, 0), (False, 0), (False, 1)]

@@ -775,3 +775,14 @@ async def test_what_has_ended_is_renewed_until_its_report_is_acknowledged(kit: A
     assert [item.lease.fencing_token for item in named[0].items] == [41]
     stream.acknowledge(report.lease)
     await stream.until(lambda: not stream.of_kind("heartbeat")[-1].items)
+
+
+def test_a_worker_without_usable_endpoints_ends_with_one_line(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        Worker("/nonexistent/cluster.yaml").run()
+    assert caught.value.code == 2
+    assert caught.value.__suppress_context__
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: /nonexistent/cluster.yaml: cannot be read")

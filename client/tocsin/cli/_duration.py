@@ -7,7 +7,7 @@ name. Instants are shown in UTC, or in this machine's zone if that was asked for
 from __future__ import annotations
 
 import math
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, tzinfo
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -69,10 +69,15 @@ def in_zone(value: datetime, zone: str | None, *, option: str) -> datetime:
         raise click.UsageError(
             f"{option} {value.isoformat()} has no zone: end it in Z or an offset such as +01:00"
         )
+    return value.replace(tzinfo=known_zone(zone)).astimezone(UTC)
+
+
+def known_zone(zone: str) -> tzinfo:
+    """The zone of an IANA key; click.UsageError for what is none."""
     import zoneinfo  # noqa: PLC0415 - only for times without an offset
 
     try:
-        return value.replace(tzinfo=zoneinfo.ZoneInfo(zone)).astimezone(UTC)
+        return zoneinfo.ZoneInfo(zone)
     except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError) as error:
         raise click.UsageError(
             f"unknown time zone {zone!r}: use an IANA name such as Europe/Berlin"

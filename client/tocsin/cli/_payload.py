@@ -36,15 +36,20 @@ PAYLOAD = _Payload()
 
 
 def check_json(payload: bytes, *, option: str = "--payload") -> bytes:
-    """The payload as it came, if it is JSON.
+    """The payload as it came, if it is a JSON object.
 
     Raises:
-        click.UsageError: it is not; handlers could not read it.
+        click.UsageError: it is not; handlers get its members as arguments, and could not read it.
     """
     try:
-        json.loads(payload)
+        read = json.loads(payload)
     except ValueError as error:
         raise click.UsageError(
             f"{option} is not JSON ({error}); quote it for your shell, or give --content-type"
         ) from error
+    if not isinstance(read, dict):
+        raise click.UsageError(
+            f"{option} is JSON and no object, of which a handler could be given the members; "
+            "for a handler that takes the bytes as they are, give --content-type application/json"
+        )
     return payload

@@ -87,9 +87,12 @@ def status(ctx: click.Context, settings: Settings) -> None:
         text=lambda: _print_nodes(nodes, answers, leader),
     )
     if not leader:
+        needed = majority(len(nodes))
         raise NoLeader(
-            f"no node leads: {len(answers)} of {len(nodes)} nodes answer,"
-            f" {majority(len(nodes))} are needed"
+            f"no node leads: {len(answers)} of {len(nodes)} nodes answer, {needed} are needed",
+            hint="an election takes a second or two: look again"
+            if len(answers) >= needed
+            else "start the nodes that do not answer",
         )
     if len(answers) < len(nodes) or _teller(nodes, leader).alarms:
         ctx.exit(EXIT_DEGRADED)

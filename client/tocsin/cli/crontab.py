@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tocsin.cli import _output
+from tocsin.cli._duration import known_zone
 from tocsin.cli._options import Settings, global_options, pass_settings
 from tocsin.crontab import DIFFERENCES_FROM_CRON, Entry, Plan, machine_zone, parse_crontab
 from tocsin.errors import ApiError, ConfigError, InvalidArgument
@@ -129,6 +130,8 @@ def import_(settings: Settings, /, *, files: Sequence[str], **options: Any) -> N
 
 
 def _plan(file: str, options: dict[str, Any]) -> Plan:
+    if options["tz"] is not None:
+        known_zone(options["tz"])
     try:
         raw = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
         text = raw.decode()

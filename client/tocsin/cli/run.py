@@ -195,6 +195,8 @@ def watch(
                 if left == 0:
                     return
             caught_up = caught_up or changes.caught_up
+            if changes.leaderless:
+                _output.note("no node leads: nothing changes until one does; going on watching")
 
 
 def _print_change(settings: Settings, run: Run) -> None:

@@ -70,6 +70,7 @@ def shell(
     logging.basicConfig(
         level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s"
     )
+    _check_target(settings)
     create_shell_worker(
         settings.target, queues=queues or ("default",), slots=slots, worker_id=worker_id
     ).run()
@@ -149,6 +150,7 @@ def http_(
     logging.basicConfig(
         level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s"
     )
+    _check_target(settings)
     create_http_worker(
         settings.target,
         queues=queues or ("default",),
@@ -189,3 +191,10 @@ def list_(settings: Settings) -> None:
         name=lambda worker: worker.worker_id,
         empty="no workers: start one with tocsin worker shell",
     )
+
+
+def _check_target(settings: Settings) -> None:
+    """Raises ConfigError, where the worker itself would end the process without our hint."""
+    from tocsin._channel import resolve  # noqa: PLC0415 - needs grpc
+
+    resolve(settings.target)

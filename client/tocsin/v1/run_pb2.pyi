@@ -662,12 +662,15 @@ class WatchRunsResponse(_message.Message):
     RUNS_FIELD_NUMBER: _builtins.int
     HEARTBEAT_FIELD_NUMBER: _builtins.int
     CAUGHT_UP_FIELD_NUMBER: _builtins.int
+    LEADERLESS_FIELD_NUMBER: _builtins.int
     revision: _builtins.int
     """Resume from here."""
     heartbeat: _builtins.bool
     """Nothing new; sent at least every 5 seconds."""
     caught_up: _builtins.bool
     """Everything that existed at the start has been sent."""
+    leaderless: _builtins.bool
+    """The answering node knows no leader, so nothing can change; in heartbeats."""
     @_builtins.property
     def runs(self) -> _containers.RepeatedCompositeFieldContainer[Global___Run]:
         """Each as it is now: a run that changed twice in between is sent once."""
@@ -679,10 +682,11 @@ class WatchRunsResponse(_message.Message):
         runs: _abc.Iterable[Global___Run] | None = ...,
         heartbeat: _builtins.bool = ...,
         caught_up: _builtins.bool = ...,
+        leaderless: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["caught_up", b"caught_up", "heartbeat", b"heartbeat", "revision", b"revision", "runs", b"runs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["caught_up", b"caught_up", "heartbeat", b"heartbeat", "leaderless", b"leaderless", "revision", b"revision", "runs", b"runs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

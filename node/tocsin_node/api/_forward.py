@@ -24,12 +24,13 @@ from typing import Any, Protocol, cast
 import grpc
 from google.protobuf.message import Message
 
-from tocsin_node.admission import Refusal
+from tocsin_node.admission import Refusal, shown
 from tocsin_node.api import status
 from tocsin_node.raft.engine import NotLeader
 
 OUR_SERVICES = "/tocsin.v1."
 FORWARDED_KEY = "tocsin-forwarded"  # id of the node that forwarded
+CLUSTER_ID_KEY = "tocsin-cluster-id"  # of the cluster that the caller means, if it knows
 REQUEST_TIME_KEY = "tocsin-request-time"  # when the caller first sent a request, UTC milliseconds
 LEADER_ID_KEY = "tocsin-leader-id"
 LEADER_ADDRESS_KEY = "tocsin-leader-address"
@@ -101,6 +102,7 @@ class Edge(grpc.aio.ServerInterceptor):
 
     Args:
         addresses: API addresses by node id.
+        cluster_id: of this node; a caller that means another one is refused.
         dial: makes a channel to an address.
     """
 
@@ -109,8 +111,10 @@ class Edge(grpc.aio.ServerInterceptor):
         standing: Standing,
         addresses: Mapping[str, str],
         *,
+        cluster_id: str = "",
         dial: Callable[[str], grpc.aio.Channel] | None = None,
     ) -> None:
+        self._cluster_id = cluster_id
         self._standing = standing
         self._addresses = dict(addresses)
         self._dial = dial or _dial
@@ -168,6 +172,7 @@ class Edge(grpc.aio.ServerInterceptor):
         async def behaviour(request: Any, context: Any) -> Any:
             _request_time_ms.set(_request_time_of(context))
             try:
+                self._refuse_foreign(context)
                 response = await self._route(method, answer, request, context)
             except grpc.aio.AbortError:
                 raise
@@ -256,6 +261,7 @@ class Edge(grpc.aio.ServerInterceptor):
             async def generated(request: Any, context: Any) -> AsyncIterator[Any]:
                 await context.send_initial_metadata(self._leader_metadata())
                 try:
+                    self._refuse_foreign(context)
                     async for response in answer(request, context):
                         yield response
                     context.set_trailing_metadata(self._leader_metadata())
@@ -270,6 +276,7 @@ class Edge(grpc.aio.ServerInterceptor):
         async def written(request: Any, context: Any) -> None:
             await context.send_initial_metadata(self._leader_metadata())
             try:
+                self._refuse_foreign(context)
                 await answer(request, context)
                 context.set_trailing_metadata(self._leader_metadata())
             except grpc.aio.AbortError:
@@ -279,6 +286,17 @@ class Edge(grpc.aio.ServerInterceptor):
                 await status.abort(context, refusal, trailing=self._leader_metadata())
 
         return written
+
+    def _refuse_foreign(self, context: Any) -> None:
+        """Does nothing for a caller that means another cluster than its addresses lead to."""
+        for key, value in context.invocation_metadata() or ():
+            if self._cluster_id and key == CLUSTER_ID_KEY and value != self._cluster_id:
+                raise Refusal(
+                    "CLUSTER_ID_MISMATCH",
+                    f"this node is of cluster {self._cluster_id}, and {shown(value)} is meant: see "
+                    "that the cluster file and its addresses belong together",
+                    detail={"cluster_id": self._cluster_id},
+                )
 
     # -- answers -------------------------------------------------------------------------------
 

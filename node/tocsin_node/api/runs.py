@@ -56,7 +56,15 @@ _WAITING = frozenset({RunState.PENDING, RunState.RETRY_WAIT})
 class RunService(run_pb2_grpc.RunServiceServicer):
     """Serves from the replica of this node; which unary calls reach it, the edge decides."""
 
-    def __init__(self, replica: Replica, slices: Slices, dispatcher: Dispatcher) -> None:
+    def __init__(
+        self,
+        replica: Replica,
+        slices: Slices,
+        dispatcher: Dispatcher,
+        *,
+        knows_leader: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self._knows_leader = knows_leader
         self._replica = replica
         self._slices = slices
         self._dispatcher = dispatcher
@@ -296,7 +304,10 @@ class RunService(run_pb2_grpc.RunServiceServicer):
                 yield run_pb2.WatchRunsResponse(revision=watch.revision, caught_up=True)
                 sent_ms = clock.elapsed_ms()
             elif silent_ms >= HEARTBEAT_MS:
-                yield run_pb2.WatchRunsResponse(revision=watch.revision, heartbeat=True)
+                leaderless = not self._knows_leader()
+                yield run_pb2.WatchRunsResponse(
+                    revision=watch.revision, heartbeat=True, leaderless=leaderless
+                )
                 sent_ms = clock.elapsed_ms()
             elif await _is_set_within(watch.changed, (HEARTBEAT_MS - silent_ms) / 1_000):
                 await asyncio.sleep(COALESCE_S)

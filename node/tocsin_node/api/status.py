@@ -110,6 +110,7 @@ ANSWERS: Mapping[str, Answer] = {
     "BAD_TIME_ZONE": Answer(_Code.INVALID_ARGUMENT, _bad_request),
     "PAYLOAD_TOO_LARGE": Answer(_Code.INVALID_ARGUMENT, _bad_request),
     "PAGE_TOKEN_INVALID": Answer(_Code.INVALID_ARGUMENT, _bad_request),
+    "CLUSTER_ID_MISMATCH": Answer(_Code.INVALID_ARGUMENT, _nothing),
     "REQUEST_ID_REUSED": Answer(_Code.INVALID_ARGUMENT, _nothing),
     "REVISION_COMPACTED": Answer(_Code.OUT_OF_RANGE, _nothing),
     # What the state says.
