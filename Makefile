@@ -49,10 +49,8 @@ check-oldest: .tools/oldest/.installed
 proto: .tools/grpcio-tools/.installed .tools/mypy-protobuf/.installed ## generate the stubs again
 	scripts/generate_stubs.sh client
 
-bench: .venv/.installed ## run every benchmark in bench/, one after the other
-	@set -e; for file in bench/[a-z]*.py; do \
-	  name=$$(basename $$file .py); echo "== bench.$$name" >&2; $(BIN)/python -m bench.$$name; \
-	done
+bench: .venv/.installed ## measure a cluster at small sizes and print the table (ten minutes)
+	$(BIN)/python -m bench
 
 # Each of these tests says how to play a failing seed again.
 chaos: .venv/.installed ## faults on purpose with three seeds, and the random tests 20 times larger
