@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from tocsin import After, Cron, Every, Job, OverlapPolicy
+from tocsin import After, Calendar, Cron, Every, Job, OverlapPolicy
 from tocsin.cli import cli
 from tocsin.cli._job_documents import BadDocuments, read_documents
 from tocsin.cli._options import Settings
@@ -174,6 +174,27 @@ def test_diff_shows_fields_and_times_and_says_so_by_its_exit_code(
     assert change["fields"]["priority"] == {"before": 5, "after": 7}
     assert tocsin("job", "diff", "-f", tocsin.file, "-o", "name").stdout == "a/b\n"
     assert client.get_job("a/b").priority == 5
+
+
+def test_times_after_a_new_end_are_shown_as_gone(tocsin: Tocsin) -> None:
+    text = 'job: a/b\nhandler: h\nschedules: [{cron: "0 3 * * *"}]\n'
+    tocsin("job", "apply", "-f", tocsin.file, text=text)
+    ended = text.replace('"}', '", end: "2027-01-02T12:00:00Z"}')
+    done = tocsin("job", "diff", "-f", tocsin.file, text=ended)
+    assert [line for line in done.stdout.splitlines() if "fires" in line] == [
+        f"  - fires 2027-01-0{day} 03:00:00Z" for day in (3, 4, 5)
+    ]
+
+
+def test_times_that_a_calendar_excludes_are_shown_as_gone(tocsin: Tocsin, client: Client) -> None:
+    client.apply_calendar(Calendar(name="a/noon", crons=("* 12 * * *",)))
+    text = 'job: a/b\nhandler: h\ncron: "0 3,12 * * *"\n'
+    tocsin("job", "apply", "-f", tocsin.file, text=text)
+    done = tocsin("job", "diff", "-f", tocsin.file, text=f"{text}exclude: [a/noon]\n")
+    assert done.exit_code == 9
+    fires = [line for line in done.stdout.splitlines() if "fires" in line]
+    assert fires[0] == "  - fires 2027-01-01 12:00:00Z"
+    assert not any(line.startswith("  +") for line in fires)
 
 
 def test_what_get_prints_of_a_definition_can_be_compared(tocsin: Tocsin, client: Client) -> None:

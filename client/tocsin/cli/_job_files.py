@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -20,6 +20,7 @@ from tocsin.cli._job_documents import Document, read_documents
 from tocsin.cli._json import as_json
 from tocsin.cli._options import Settings, global_options, pass_settings
 from tocsin.errors import ApiError, FailedPrecondition, InvalidArgument, NotFound
+from tocsin.schedule import At, Cron, Every
 from tocsin.types import After, Applied, Job, JobResult
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 CHANGES_FOUND = 9  # exit code of `job diff`
 TIMES = 5  # next times that are compared
+NEVER = datetime.max.replace(tzinfo=UTC)
 
 # What the cluster sets; the rest is the definition.
 _OUT = frozenset(
@@ -38,6 +40,7 @@ _OUT = frozenset(
         "create_time",
         "dead_letter_count",
         "etag",
+        "exclusion_note",
         "finished",
         "last_success_time",
         "mark_time",
@@ -180,10 +183,6 @@ class _Change:
         before_times, after_times = self.times
         gone = [time for time in before_times if time not in after_times]
         new = [time for time in after_times if time not in before_times]
-        # Of two lists that end somewhere, what lies beyond the shorter one's end says nothing.
-        if len(before_times) == len(after_times) == TIMES:
-            last = min(before_times[-1], after_times[-1])
-            gone, new = [t for t in gone if t <= last], [t for t in new if t <= last]
         lines += [f"  - fires {shown_instant(time)}" for time in gone]
         lines += [f"  + fires {shown_instant(time)}" for time in new]
         return lines
@@ -211,23 +210,33 @@ def _changes(client: Client, documents: Sequence[Document]) -> list[_Change]:
         if applied.created:
             new.add(applied.job.name)
         if applied.changed or applied.created:
-            changes.append(_change(client, applied))
+            changes.append(_change(client, document.job, applied))
     return changes
 
 
-def _change(client: Client, applied: Applied) -> _Change:
-    after = applied.job
-    before = None if applied.created else _stored(client, after.name)
-    empty = Job(name=after.name, handler="")
+def _change(client: Client, written: Job, applied: Applied) -> _Change:
+    """What differs; of a job that is new, what was written down, without all the defaults."""
+    before = None if applied.created else _stored(client, applied.job.name)
+    old = before or Job(name=applied.job.name, handler="")
+    new = applied.job if before is not None else written
     changed = {
-        field.name: (getattr(before or empty, field.name), getattr(after, field.name))
+        field.name: (getattr(old, field.name), getattr(new, field.name))
         for field in fields(Job)
         if field.name not in _OUT
         and field.name != "name"
-        and getattr(before or empty, field.name) != getattr(after, field.name)
+        and getattr(old, field.name) != getattr(new, field.name)
     }
-    times = (_times(client, before), _times(client, after))
-    return _Change(after.name, before is None, changed, times)
+    (before_times, before_end), (after_times, after_end) = (
+        _times(client, before),
+        _times(client, applied.job),
+    )
+    # Beyond the end of one list the other one says nothing.
+    end = min(before_end, after_end)
+    times = (
+        tuple(time for time in before_times if time <= end),
+        tuple(time for time in after_times if time <= end),
+    )
+    return _Change(applied.job.name, before is None, changed, times)
 
 
 def _validated(client: Client, job: Job, new: set[str]) -> Applied:
@@ -252,10 +261,16 @@ def _stored(client: Client, name: str) -> Job | None:
         return None  # deleted in between
 
 
-def _times(client: Client, job: Job | None) -> tuple[datetime, ...]:
+def _times(client: Client, job: Job | None) -> tuple[list[datetime], datetime]:
+    """The next times at which a job is due, and up to when that is all of them."""
     if job is None or not job.schedules:
-        return ()
-    return tuple(fire.time for fire in client.preview(job.schedules, count=TIMES).fires)
+        return [], NEVER
+    shown = client.preview(
+        job.schedules, count=TIMES, exclusions=job.exclusions, on_excluded=job.on_excluded
+    )
+    end = shown.fires[-1].time if len(shown.fires) == TIMES else NEVER
+    times = [fire.moved_to_time or fire.time for fire in shown.fires if not fire.skipped]
+    return times, end
 
 
 def _tried(client: Client, documents: Sequence[Document]) -> list[JobResult]:
@@ -323,6 +338,10 @@ def _texts(paths: Sequence[str]) -> dict[str, str]:
 
 
 def _shown(value: Any) -> str:
+    from tocsin.cli.job import schedule_words  # noqa: PLC0415 - which imports this module
+
+    if isinstance(value, tuple | list) and value and isinstance(value[0], Cron | Every | At):
+        return "; ".join(schedule_words(schedule) for schedule in value)
     plain = _plain(value)
     return plain if isinstance(plain, str) else "-" if plain in (None, [], {}) else str(plain)
 
