@@ -13,7 +13,6 @@ that they are cut into, and both are bounded: what is left then is decided by th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from itertools import groupby, islice
 
 from tocsin_node.core.calendars import EXCLUDED
@@ -36,6 +35,7 @@ MOVED_MAX = 100  # moved to one instant, each an occurrence of its own
 # Excluded nominal times that are jumped over in search of one that is not. Then the job is planned
 # at an excluded one, where those up to it are recorded, and the search goes on.
 SEARCH_MAX = 100
+MEMO_MAX = 512  # searches that are remembered for some calendars
 KEPT_SEARCH_MAX = 300  # of the same, on the way back to the newest ones for `misfire: all`
 
 
@@ -265,12 +265,23 @@ def _last_ms(decision: Decision) -> int:
     return decision.occurrence_ms or decision.stretches[-1].to_ms
 
 
-@lru_cache(maxsize=4_096)
 def _first_allowed_ms(table: Timetable, exclusion: Exclusion, mark_s: int) -> int | None:
-    """The first nominal time after an instant that is not excluded.
+    """The first nominal time after an instant that is not excluded; or an excluded one far ahead.
 
-    Many jobs ask the same at the same second, hence the memo. After `SEARCH_MAX` excluded ones
-    the next is given though it is excluded, so that no calendar makes the search long.
+    Many jobs ask the same at the same second, hence the memo.
+    """
+    key = (table, mark_s)
+    if key not in exclusion.memo:
+        if len(exclusion.memo) >= MEMO_MAX:
+            exclusion.memo.clear()
+        exclusion.memo[key] = _search_ms(table, exclusion, mark_s)
+    return exclusion.memo[key]
+
+
+def _search_ms(table: Timetable, exclusion: Exclusion, mark_s: int) -> int | None:
+    """After `SEARCH_MAX` excluded times the next is given though it is excluded.
+
+    So no calendar makes the search long.
     """
     time_ms = table.next_after(mark_s * SECOND_MS)
     for _ in range(SEARCH_MAX):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import islice
 from typing import Any, cast
 
 from tocsin.v1 import calendar_pb2, calendar_pb2_grpc
@@ -23,6 +22,7 @@ from tocsin_node.schedule import clock_text, exclusion_of, load_zone, local_text
 PREVIEW_COUNT_DEFAULT = 5
 PREVIEW_COUNT_MAX = 1_000
 PREVIEW_S = 10 * 366 * DAY_S  # how far ahead a preview looks
+LOOK_DAYS = 200  # of them at a time
 _WEEKDAYS = (
     calendar_pb2.WEEKDAY_SUNDAY,
     calendar_pb2.WEEKDAY_MONDAY,
@@ -178,16 +178,24 @@ class CalendarService(Deciding, calendar_pb2_grpc.CalendarServiceServicer):
         exclusion, zone = exclusion_of([spec]), load_zone(spec.time_zone)
         response = calendar_pb2.PreviewCalendarResponse()
         pace = self._slices.begin()
-        for found in islice(exclusion.stretches(after_s, after_s + PREVIEW_S), count):
-            stretch = response.stretches.add(local_from=local_text(zone, found.from_s))
-            _convert.put_time(stretch.from_time, found.from_s * SECOND_MS)
-            stretch.rules.extend(rule for _, rule in exclusion.why(found.from_s))
-            if found.to_s is None:
-                response.warnings.append("from then on it excludes everything: nothing is left")
-            else:
-                stretch.local_to = local_text(zone, found.to_s)
-                _convert.put_time(stretch.to_time, found.to_s * SECOND_MS)
+        time_s, end_s = after_s + 1, after_s + PREVIEW_S
+        while time_s <= end_s and len(response.stretches) < count:
+            until_s = min(time_s + LOOK_DAYS * DAY_S, end_s)
+            from_s = exclusion.next_excluded(time_s, until_s)
             await pace.look()
+            if from_s is None:
+                time_s = until_s + 1
+                continue
+            to_s = exclusion.next_allowed(from_s)
+            stretch = response.stretches.add(local_from=local_text(zone, from_s))
+            _convert.put_time(stretch.from_time, from_s * SECOND_MS)
+            stretch.rules.extend(rule for _, rule in exclusion.why(from_s))
+            if to_s is None:
+                response.warnings.append("from then on it excludes everything: nothing is left")
+                break
+            stretch.local_to = local_text(zone, to_s)
+            _convert.put_time(stretch.to_time, to_s * SECOND_MS)
+            time_s = to_s
         if not response.stretches:
             response.warnings.append("it excludes nothing in the next ten years")
         return response

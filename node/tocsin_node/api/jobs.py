@@ -462,10 +462,12 @@ class JobService(Deciding, job_pb2_grpc.JobServiceServicer):
                 raise status.of_rejected(calendar_rules.not_found(calendar))
         calendars = tuple(state.calendars[each].spec for each in exclusions)
         response = job_pb2.PreviewFireTimesResponse()
+        pace = self._slices.begin()
         for fire in await self._fires(tried, after_ms, count, anchor_ms):
             proto = response.fires.add(local_time=fire.local_time, dst_note=fire.dst_note)
             _convert.put_time(proto.time, fire.time_ms)
             found = excluded(exclusions, calendars, policy, fire.time_ms)
+            await pace.look()
             if found is not None:
                 proto.exclusion_note, proto.skipped = found.note, found.moved_to_ms is None
                 _convert.put_time(proto.moved_to_time, found.moved_to_ms)

@@ -17,7 +17,7 @@ overlap are one stretch. Questions and answers are integer UTC seconds.
 
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import date
 from typing import Final, Protocol
@@ -157,14 +157,19 @@ def exclusion_of(calendars: Sequence[CalendarRules]) -> "Exclusion":
 
 
 class Exclusion:
-    """The union of some calendars. Immutable but for a memo of days."""
+    """The union of some calendars. Immutable but for a memo of days, and one for who asks.
 
-    __slots__ = ("_calendars", "_days", "_endless_from_s", "_kinds", "rules")
+    Attributes:
+        memo: answers that the planner keeps, with a bound of its own; they go with this object.
+    """
+
+    __slots__ = ("_calendars", "_days", "_endless_from_s", "_kinds", "memo", "rules")
 
     def __init__(self, calendars: Sequence[CalendarRules]) -> None:
         """Internal; use `exclusion_of`."""
         self.rules: Final = tuple(calendars)
         self._calendars: Final = tuple(map(_Calendar, calendars))
+        self.memo: dict[Hashable, int | None] = {}
         self._days: OrderedDict[int, int] = OrderedDict()  # masks of UTC days, by day
         self._kinds: dict[tuple[_Kind | None, ...], int] = {}  # and by what they follow from
         self._endless_from_s = END_TIME_S  # nothing is allowed from here on
@@ -274,13 +279,25 @@ class _Calendar:
     """One calendar, ready to be asked."""
 
     __slots__ = (
-        "_crons", "_ends", "_has_times", "_masks", "_rules", "_starts", "_windows", "_zone",
-    )  # fmt: skip
+        "_crons",
+        "_ends",
+        "_has_times",
+        "_masks",
+        "_rules",
+        "_spans",
+        "_starts",
+        "_windows",
+        "_zone",
+    )
 
     def __init__(self, rules: CalendarRules) -> None:
         self._rules = rules
         self._zone: Zone = load_zone(rules.time_zone)
-        self._starts, self._ends = _merged_days(rules.dates)
+        self._spans = [
+            (_epoch_day(one.first, "dates"), _epoch_day(one.last, "dates"), one)
+            for one in rules.dates
+        ]
+        self._starts, self._ends = _merged_days((first, last) for first, last, _ in self._spans)
         self._windows = _weekday_masks(rules.windows)
         self._crons = [(spec, _time_mask(spec)) for spec in map(parse_cron, rules.crons)]
         self._masks = {_WHOLE: _FULL, _CLEAR: 0}  # of local days
@@ -370,8 +387,8 @@ class _Calendar:
         local = self._zone.local(time_s)
         day = local.date().toordinal() - _EPOCH_ORDINAL
         second = local.hour * 3600 + local.minute * 60 + local.second
-        for dates in self._rules.dates:
-            if _epoch_day(dates.first, "dates") <= day <= _epoch_day(dates.last, "dates"):
+        for first, last, dates in self._spans:
+            if first <= day <= last:
                 yield dates_text(dates)
         for window in self._rules.windows:
             if _weekday_masks([window])[(day + 4) % 7] >> second & 1:
@@ -413,11 +430,10 @@ def _epoch_day(text: str, field: str) -> int:
     return day.toordinal() - _EPOCH_ORDINAL
 
 
-def _merged_days(dates: Iterable[DatesSpec]) -> tuple[list[int], list[int]]:
+def _merged_days(spans: Iterable[tuple[int, int]]) -> tuple[list[int], list[int]]:
     """First and last days of the merged spans, ascending, none of which touches another."""
     starts: list[int] = []
     ends: list[int] = []
-    spans = ((_epoch_day(one.first, "dates"), _epoch_day(one.last, "dates")) for one in dates)
     for first, last in sorted(spans):
         if ends and first <= ends[-1] + 1:
             ends[-1] = max(ends[-1], last)
