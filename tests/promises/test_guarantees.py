@@ -25,6 +25,15 @@ from tests.promises.clocks import (
     test_one_wall_clock_that_is_set_by_hours_fires_nothing_early_and_repeats_nothing,
     test_without_an_agreed_time_nothing_fires_until_somebody_says_whose_clock_is_right,
 )
+from tests.promises.limits import (
+    test_a_paused_queue_gives_nothing_out_and_loses_nothing,
+    test_a_rate_is_kept_over_changes_of_the_leader,
+    test_a_run_past_its_start_deadline_is_never_started_and_the_ledger_says_so,
+    test_a_run_retried_by_hand_keeps_its_key_and_its_tokens_go_on_rising,
+    test_a_wide_change_under_one_request_id_changes_each_run_once_whoever_leads,
+    test_namespaces_of_equal_priority_take_turns_and_nothing_waits_for_ever,
+    test_no_limit_is_passed_and_a_change_of_the_leader_lets_nothing_past_it,
+)
 from tests.properties.test_histories import play
 from tests.raft.conftest import new_cluster
 from tests.raft.test_rejoin import (
@@ -59,7 +68,14 @@ __all__ = [
     "new_cluster",
     "test_a_frozen_leader_does_not_expire_the_world_when_it_wakes",
     "test_a_node_whose_disk_was_lost_has_no_vote_until_it_holds_again_what_it_had_acknowledged",
+    "test_a_paused_queue_gives_nothing_out_and_loses_nothing",
+    "test_a_rate_is_kept_over_changes_of_the_leader",
+    "test_a_run_past_its_start_deadline_is_never_started_and_the_ledger_says_so",
+    "test_a_run_retried_by_hand_keeps_its_key_and_its_tokens_go_on_rising",
+    "test_a_wide_change_under_one_request_id_changes_each_run_once_whoever_leads",
     "test_leaders_that_change_every_12_s_do_not_keep_a_dead_worker_s_lease_alive",
+    "test_namespaces_of_equal_priority_take_turns_and_nothing_waits_for_ever",
+    "test_no_limit_is_passed_and_a_change_of_the_leader_lets_nothing_past_it",
     "test_one_wall_clock_that_is_set_by_hours_fires_nothing_early_and_repeats_nothing",
     "test_without_an_agreed_time_nothing_fires_until_somebody_says_whose_clock_is_right",
     "three",
