@@ -248,3 +248,17 @@ def test_a_checkpoint_that_is_too_large_is_refused(m: Machine) -> None:
     large = bytes(16 * 1024 + 1)
     refused = m.refused(c.SaveCheckpoint(run, m.state.runs[run].last_token, large))
     assert refused is Reason.QUOTA_EXCEEDED
+
+
+def test_a_run_that_is_retried_by_hand_starts_its_dependants_anew_when_it_ends_again(
+    m: Machine,
+) -> None:
+    """Under a key of their own, also if the record of the first one is gone."""
+    before = chain(m, Condition.ANY)
+    end(m, before, RunState.FAILED)
+    (first,) = m.runs(B)
+    m.done(c.RetryRuns(m.request(), (before,)))
+    m.succeed(before, m.grant(before))
+    _, second = m.runs(B)
+    assert second.upstream == first.upstream == before
+    assert second.name == f"{first.name}.1"

@@ -1000,3 +1000,38 @@ def test_a_sweep_retries_a_run_once_however_often_it_fails(m: Machine) -> None:
 )
 def test_what_is_no_count_of_a_sweep_counts_nothing(text: str) -> None:
     assert Sweep.read(text) == Sweep()
+
+
+def test_a_limit_of_one_outlasts_within_an_entry_whoever_held_it(m: Machine) -> None:
+    """The first holder ends and is forgotten, and the second is made, all in one entry."""
+    m.limits(runs_per_job=0)
+    other = "default/other"
+    for name in (NAME, other):
+        m.create(name, every_s=0, concurrency_key="k", max_concurrent_per_key=1)
+    run = m.trigger().name
+    index = m.state.index + 1
+    request = m.request()
+    *_, grant = m.apply(
+        c.Grant(run, "w1", "w1"),
+        c.Complete(run, index, AttemptOutcome.SUCCEEDED),
+        c.TriggerJob(request, other, None),
+        c.Grant(f"{other}/manual-{request.id}", "w1", "w1"),
+    )
+    assert isinstance(grant, Rejected)
+    assert grant.reason is Reason.BLOCKED
+    assert m.grant(f"{other}/manual-{request.id}") > index
+
+
+def test_a_limit_of_one_outlasts_within_an_entry_its_own_end(m: Machine) -> None:
+    m.create(every_s=0, overlap=Overlap.ALLOW)
+    first, second = m.trigger().name, m.trigger().name
+    index = m.state.index + 1
+    *_, grant = m.apply(
+        c.SetGate(m.request(), ScopeKind.QUEUE, "default", 0, 1, 0, 1),
+        c.Grant(first, "w1", "w1"),
+        c.Release(first, index, "at once"),
+        c.DeleteGate(m.request(), ScopeKind.QUEUE, "default", 0),
+        c.Grant(second, "w1", "w1"),
+    )
+    assert isinstance(grant, Rejected), "the two would have one token"
+    assert m.grant(second) > index

@@ -13,13 +13,15 @@ import sys
 import msgspec
 import pytest
 
+from tests.properties.lease_life import play_leases
 from tests.properties.world import World
 from tocsin_node.core import machine
+from tocsin_node.core.pack import single_commands
 from tocsin_node.core.state import State, capture, restore, restore_chunks, snapshot
 from tocsin_node.replica import apply_payloads
 
 STEPS = 400
-HISTORIES = 40 * int(os.environ.get("TOCSIN_HISTORIES", "1"))
+HISTORIES = 520 * int(os.environ.get("TOCSIN_HISTORIES", "1"))
 SEEDS = [int(os.environ["TOCSIN_SEED"])] if "TOCSIN_SEED" in os.environ else list(range(HISTORIES))
 
 
@@ -116,12 +118,23 @@ def test_large_records_do_not_make_large_chunks() -> None:
     assert snapshot(restore_chunks(chunks)) == snapshot(world.state)
 
 
+def test_the_histories_come_to_as_many_commands_as_they_should() -> None:
+    sample = [play(seed).log for seed in range(20)]
+    commands = sum(
+        len(single_commands(payload)) for log in sample for _, _, each in log for payload in each
+    )
+    assert commands / len(sample) * 520 >= 200_000
+
+
 def test_processes_with_other_hash_seeds_agree_byte_for_byte() -> None:
     script = (
         "import hashlib\n"
         "from tests.properties.test_histories import play\n"
         "from tocsin_node.core.state import snapshot\n"
-        "print(hashlib.sha256(snapshot(play(7).state)).hexdigest())\n"
+        "for seed in range(5):\n"
+        "    world = play(seed)\n"
+        "    print(hashlib.sha256(snapshot(world.state)).hexdigest())\n"
+        "    print(hashlib.sha256(repr(world.log).encode()).hexdigest())\n"
     )
     digests = {
         subprocess.run(
@@ -159,3 +172,8 @@ def test_histories_reach_what_they_are_meant_to_test() -> None:
     wanted |= {"limit:queue", "limit:namespace", "limit:job", "limit:key"}
     wanted |= {"MISSED:misfire", "LEASED", "PENDING"}
     assert wanted <= seen, wanted - seen
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_a_worker_was_promised_holds_whoever_leads(seed: int) -> None:
+    play_leases(seed)

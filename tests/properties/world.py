@@ -73,6 +73,7 @@ EXPECTED = frozenset(
         Reason.QUEUE_NOT_FOUND,
     }
 )
+FIRE_REFUSALS = frozenset({Reason.JOB_NOT_FOUND, Reason.STALE_PLAN, Reason.NOT_DUE})
 
 
 @dataclass
@@ -100,6 +101,7 @@ class World:
         self.log: list[tuple[int, int, list[bytes]]] = []
         self.now_ms = START_MS
         self.requests = 0
+        self.incarnations = 0
         self.done: set[str] = set()  # ids of requests; asked, never walked through
         self.used: list[c.Command] = []  # user commands, to be repeated
         self.eras: dict[tuple[str, int], list[Era]] = {}  # by job name and uid
@@ -126,6 +128,8 @@ class World:
         if self.random.random() < 0.08:
             self.random.choice(
                 (self.show_token, self.save_checkpoint, self.use_lease, self.raise_alerts)
+                if self.random.random() < 0.97
+                else (self.restore,)
             )()
             return
         choice = self.random.random()
@@ -170,26 +174,35 @@ class World:
         if job is None:
             return
         what = self.random.choice(("update", "update", "pause", "resume", "delete"))
+        overtaken = self.random.random() < 0.1  # by a fire, while it is on its way
         if what == "delete":
             sure = self.random.random() < 0.5
             self.user(c.DeleteJob(self.request(), job.name, 0, sure))
         elif what == "resume":
             if job.paused:
                 decisions, plan = planner.resume(job, self.now_ms)
-                self.user(c.ResumeJob(self.request(), job.name, *self.seen(job), decisions, plan))
+                command = c.ResumeJob(self.request(), job.name, *self.seen(job), decisions, plan)
+                self.planned(command, overtaken=overtaken)
         elif what == "pause":
             if not job.paused:
                 decisions, plan = planner.settle(job, self.now_ms)
-                self.user(
-                    c.PauseJob(self.request(), job.name, *self.seen(job), "why", decisions, plan)
-                )
+                seen = self.seen(job)
+                pause = c.PauseJob(self.request(), job.name, *seen, "why", decisions, plan)
+                self.planned(pause, overtaken=overtaken)
         else:
             spec = self.edited(job.spec)
             decisions, _ = planner.settle(job, self.now_ms)
             plan = planner.plan_after(
                 job.name, spec, anchor_time_ms=job.anchor_time_ms, mark_time_ms=self.now_ms
             )
-            self.user(c.UpdateJob(self.request(), job.name, *self.seen(job), spec, decisions, plan))
+            seen = self.seen(job)
+            update = c.UpdateJob(self.request(), job.name, *seen, spec, decisions, plan)
+            self.planned(update, overtaken=overtaken)
+
+    def planned(self, command: c.Command, *, overtaken: bool) -> None:
+        if overtaken:
+            self.fire()
+        self.user(command)
 
     def trigger(self) -> None:
         payload = self.random.choice((None, b"{}"))
@@ -330,6 +343,14 @@ class World:
             run, token = self.random.choice(known)
             self.apply(c.LeaseUsed(run, token, self.random.choice((0, 5_000))))
 
+    def restore(self) -> None:
+        """The cluster goes on from a backup, or somebody only gives it a name."""
+        self.incarnations += 1
+        restored = self.random.random() < 0.7
+        command = c.BeginIncarnation(self.state.incarnation, f"c{self.incarnations}", restored)
+        self.apply(command)
+        assert not (restored and self.state.leases), "leases outlive a restore"
+
     def raise_alerts(self) -> None:
         """What a leader would raise, and an alert that may not be due."""
         late = self.state.late_jobs(self.now_ms, 5)
@@ -428,6 +449,10 @@ class World:
         for command, result in zip(batch, results, strict=True):
             assert isinstance(result, Applied) or result.reason in EXPECTED, (command, result)
             self.check_repeat(command, result, requests)
+            if isinstance(command, c.Fire):
+                self.check_fire(command, result)
+            if isinstance(command, c.Release):
+                self.check_release(command, result, runs)
             if isinstance(result, Rejected) and "limit" in result.detail:
                 self.waited_for.add(result.detail["limit"].partition("/")[0])
             self.take_note(command, result, jobs)
@@ -453,6 +478,28 @@ class World:
         if known[key.id].digest == key.digest:
             assert isinstance(result, Applied), (command, result)
             assert result.repeated, (command, result)
+
+    def check_fire(self, command: c.Fire, result: Result) -> None:
+        """A fire is refused when its plan is stale or early, and for no other reason."""
+        if isinstance(result, Applied):
+            return
+        assert result.reason in FIRE_REFUSALS, result
+        if result.reason is Reason.NOT_DUE:
+            due_ms = max((each.due_time_ms for each in command.decisions), default=0)
+            assert max(due_ms, command.plan.mark_time_ms) > self.state.time_ms, command
+
+    def check_release(self, command: c.Release, result: Result, before: dict[str, Run]) -> None:
+        """An assignment that comes back gives its attempt back, three times at most."""
+        run, after = before.get(command.run), self.state.runs.get(command.run)
+        if isinstance(result, Rejected) or run is None or after is None or run.lease is None:
+            return
+        if after.revision != self.state.index or after.last_token != run.last_token:
+            return
+        free = run.release_count < lease.RELEASES_MAX and not run.cancel_requested
+        if free:
+            assert after.attempt_count == run.attempt_count - 1, f"{run.name}: an attempt is lost"
+        else:
+            assert after.attempt_count == run.attempt_count, f"{run.name}: an attempt is free"
 
     def take_note(self, command: c.Command, result: Result, before: dict[str, Job]) -> None:
         if isinstance(result, Rejected):
@@ -551,6 +598,7 @@ class World:
                     continue  # changed in this entry too; which came first is not known here
                 if not job.deleted and self.comes_after(job, run):
                     made = f"{job.name}/after-{run.name.rpartition('/')[2]}.{run.uid}"
+                    made += f".{run.hand_retry_count}" * (run.hand_retry_count > 0)
                     found = made in self.state.runs or made in self.state.changed_runs
                     assert found or len(made) > 100, f"{made} is missing"
         if self.state.changed_jobs:
@@ -831,4 +879,6 @@ def may_end(command: c.Command, run: Run) -> bool:
     """Whether a command can end a run that was in this state before its entry."""
     if isinstance(command, c.Complete | c.Expire | c.Release):
         return command.run == run.name
+    if isinstance(command, c.BeginIncarnation):
+        return command.restored
     return run.lease is None and not isinstance(command, c.Grant)

@@ -18,13 +18,16 @@ FINISHED_SHIFT = 3  # runs that ended within so many log indexes (a power of two
 class Cell:
     """How many live leases a scope has."""
 
-    __slots__ = ("book_count", "granted_index", "held", "scope")
+    __slots__ = ("alone_index", "book_count", "granted_index", "held", "scope")
 
     def __init__(self, scope: Scope) -> None:
         self.scope = scope
         self.held = 0
         self.book_count = 0  # books that are turned to it; a job's own is not counted
-        self.granted_index = 0  # of the entry with the newest grant, since this process knows it
+        # Of the entry with the newest grant, and with the newest under a limit of one, since this
+        # process knows it.
+        self.granted_index = 0
+        self.alone_index = 0
 
 
 class Book:

@@ -110,9 +110,12 @@ def run_name(job: str, upstream: Run) -> str:
     """The name of the run of a job that comes after a run: the same whenever it is asked for.
 
     The uid of the job before tells apart runs that are named alike: of two jobs that both come
-    before this one, and of a job that was deleted and created again.
+    before this one, and of a job that was deleted and created again. A run that was retried by
+    hand ends once more, and what comes after that end is a run of its own: its record may be gone
+    that came after the first, and no two runs may have the same idempotency key.
     """
     last = upstream.name.rpartition("/")[2]
     if len(last) > LAST_PART_CHARS_MAX:
         last = hashlib.blake2b(last.encode(), digest_size=16).hexdigest()
-    return f"{job}/after-{last}.{upstream.uid}"
+    again = f".{upstream.hand_retry_count}" if upstream.hand_retry_count else ""
+    return f"{job}/after-{last}.{upstream.uid}{again}"

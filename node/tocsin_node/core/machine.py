@@ -687,15 +687,23 @@ def _grant_run(state: State, name: str, grant: Grant | Grants) -> Result:
     index, book = state.index, state.book_of(run)
     if book.cell.granted_index == index and (run.last_token == index or book.excludes):
         return Rejected(Reason.BLOCKED, f"job {run.job} had a grant in the same entry")
-    if limits.is_limited(state, run.job, book):
-        for cell in book.cells:
-            if cell.granted_index == index and limits.most_held(state, run, cell.scope) == 1:
-                message = f"{limits.words(cell.scope)} had a grant in the same entry"
-                limit = f"{cell.scope[0]}/{cell.scope[1]}"
-                return Rejected(Reason.BLOCKED, message, {"limit": limit})
-        limits.spend(state, run)
+    limited = limits.is_limited(state, run.job, book)
+    for cell in book.cells:
+        # Also if the limit that the first one was granted under has changed or gone since.
+        if cell.alone_index == index or (
+            limited
+            and cell.granted_index == index
+            and limits.most_held(state, run, cell.scope) == 1
+        ):
+            message = f"{limits.words(cell.scope)} had a grant in the same entry"
+            limit = f"{cell.scope[0]}/{cell.scope[1]}"
+            return Rejected(Reason.BLOCKED, message, {"limit": limit})
     for cell in book.cells:
         cell.granted_index = index
+        if limited and limits.most_held(state, run, cell.scope) == 1:
+            cell.alone_index = index
+    if limited:
+        limits.spend(state, run)
     spec, waited = book.spec, run
     if spec.start_deadline_ms is not None:
         _close_ranges(state, run)

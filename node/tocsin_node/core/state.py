@@ -142,6 +142,7 @@ class State:
         self.wide_active: dict[int, WideChange] = {}  # those that are not over, oldest first
         self._calendar_uses: Counter[tuple[str, int]] = Counter()  # by name and version
         self._cells: dict[Scope, Cell] = {}  # but those of jobs
+        self._left_cells: dict[Scope, Cell] = {}  # by the entry that is being applied
         self._strays: dict[str, tuple[Scope, int]] = {}  # held runs whose job has left their key
         self._request_ids: deque[str] = deque()  # oldest first
         # Log indexes and the runs that each changed, oldest first, from after `_recent_floor` on.
@@ -198,7 +199,7 @@ class State:
             return book.cell
         cell = self._cells.get(scope)
         if cell is None:
-            cell = self._cells[scope] = Cell(scope)
+            cell = self._cells[scope] = self._new_cell(scope)
         cell.book_count += 1
         return cell
 
@@ -209,7 +210,15 @@ class State:
                 cell.book_count -= 1
                 if not cell.book_count and not cell.held:
                     del self._cells[cell.scope]
+                    self._left_cells[cell.scope] = cell
         book.cells = ()
+
+    def _new_cell(self, scope: Scope) -> Cell:
+        """A cell; the one that was left in this very entry, if there is one.
+
+        It knows of the grants of the entry, which must not be forgotten before the entry is over.
+        """
+        return self._left_cells.pop(scope, None) or Cell(scope)
 
     def scopes_of(self, run: Run) -> tuple[Scope, ...]:
         """What a run is counted in while it is held: the same from its making to its end."""
@@ -304,6 +313,7 @@ class State:
         self.time_ms = max(self.time_ms, stamp_ms)
         self.changed_runs, self.changed_jobs, self.changed_gates = {}, {}, {}
         self.changed_calendars, self.changed_wide = {}, {}
+        self._left_cells.clear()
 
     def end_entry(self) -> None:
         """Notes what the entry has changed, for those who ask by log index."""
@@ -421,7 +431,7 @@ class State:
         if before is None:
             book = self.books.get(run.job)
             if book is None:
-                book = self.books[run.job] = Book(Cell((ScopeKind.JOB, run.job)))
+                book = self.books[run.job] = Book(self._new_cell((ScopeKind.JOB, run.job)))
             book.runs[name] = None
             self._index_run(run)
         elif before.state is not run.state or before.lease is not run.lease:
@@ -437,7 +447,7 @@ class State:
         self.changed_runs[name] = None
         book = self.books.get(run.job)
         if book is None:
-            book = self.books[run.job] = Book(Cell((ScopeKind.JOB, run.job)))
+            book = self.books[run.job] = Book(self._new_cell((ScopeKind.JOB, run.job)))
         if book.version != run.version:
             self._turn(book, run.job, run.version)
         book.runs[name] = None
@@ -492,6 +502,7 @@ class State:
         del self.runs[name], book.runs[name]
         if not book.runs:
             self._let_go(book)
+            self._left_cells[book.cell.scope] = book.cell
             del self.books[run.job]
         self._leave_version(self.jobs[run.job], run.version)
         self.changed_runs[name] = None
