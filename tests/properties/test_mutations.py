@@ -67,7 +67,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a new leader gives a dead worker's lease all of its time again",
-        Leases.start,
+        Leases._inherit,
         "run.lease.duration_ms - run.lease.used_ms",
         "run.lease.duration_ms",
         play_leases,
