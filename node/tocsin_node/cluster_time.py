@@ -239,13 +239,18 @@ class ClusterTime:
                 found = group
         if 2 * len(found) <= self._members:
             return None
-        # Of an even number the lower one: cluster time is rather late than early.
-        return Majority(tuple(name for _, name in found), found[(len(found) - 1) // 2][0])
+        # Of an even number the lower one, and of what was measured the least that it may mean:
+        # cluster time is rather late than early.
+        least = sorted(offset - self._error_ms(name) for offset, name in found)
+        return Majority(tuple(name for _, name in found), least[(len(least) - 1) // 2])
 
     # Inside.
 
     def _offsets(self, at_ms: int, wall_ms: int) -> dict[str, int]:
         return dict(self._known(at_ms), **{self.node_id: wall_ms - at_ms})
+
+    def _error_ms(self, node_id: str) -> int:
+        return 0 if node_id == self.node_id else self._samples[node_id].error_ms
 
     def _known(self, at_ms: int) -> Iterator[tuple[str, int]]:
         for name, sample in self._samples.items():

@@ -41,7 +41,7 @@ class Node:
     def own(self) -> tuple[int, int]:
         return self.at_ms, self.true_ms + self.off["n1"]
 
-    def measure(self, *, error_ms: int = 1) -> None:
+    def measure(self, *, error_ms: int = 0) -> None:
         for name, off_ms in self.off.items():
             if name != "n1":
                 self.time.measured(name, Sample(T0 + off_ms, error_ms, self.at_ms))
@@ -66,6 +66,17 @@ class Node:
 def in_step(node: Node, said: list[int]) -> list[int]:
     """By how much the pace of each tenth of a second differed from the true one."""
     return [later - earlier - 100 for earlier, later in pairwise(said)]
+
+
+def test_what_is_uncertain_makes_cluster_time_late_and_never_early() -> None:
+    # Both answers seem 40 ms ahead because the way back took all of their round trip.
+    node = Node({"n1": 0, "n2": 40, "n3": 40})
+    node.measure(error_ms=40)
+    node.lead()
+    for _ in range(100):
+        node.at_ms += 100
+        node.measure(error_ms=40)
+        assert node.now() <= node.true_ms
 
 
 def test_a_member_alone_follows_its_own_clock() -> None:

@@ -144,11 +144,11 @@ class Bounds:
 
     Attributes:
         done_ms: until the accepted terminal report of a run of a job that nothing else holds up.
-        early_ms: cluster time may be ahead of this machine's clock by so much.
+        early_ms: what seems early by no more is how two clocks were rounded.
     """
 
     done_ms: int
-    early_ms: int = 0
+    early_ms: int = 2
 
 
 @dataclass(frozen=True)
