@@ -16,7 +16,7 @@ BUDGETS_S = {
     "audit": 2,
     "cli": 20,
     "client": 60,
-    "clock": 15,
+    "clock": 20,
     "cluster": 150,
     "config": 5,
     "core": 10,
