@@ -22,6 +22,7 @@ from tocsin import (
     Context,
     Cron,
     Every,
+    FailedPrecondition,
     Fenced,
     Job,
     LeaseLost,
@@ -356,6 +357,24 @@ async def test_a_month_that_passes_in_one_step_is_no_news(
         assert seen == [f"a/b/2027{month:02}01T000000Z" for month in range(2, 6)]
         told = [each.getMessage() for each in caplog.records if each.levelname != "INFO"]
         assert told == []
+
+
+async def test_leadership_is_handed_over_as_in_a_real_cluster() -> None:
+    async def nothing(ctx: Context) -> None: ...
+
+    async with Cluster.embedded(nodes=3) as c:
+        await c.serve(worker_of(nothing=nothing))
+        await c.client.create_job(Job(name="a/b", handler="nothing", schedules=[Cron("@hourly")]))
+        assert await c.client.transfer_leadership("n3") == "n3"
+        await c.advance("2h")
+        assert [run.state for run in await c.runs("a/b")] == [RunState.SUCCEEDED] * 2
+        assert await c.kill_leader() == "n3"
+        with pytest.raises(FailedPrecondition):
+            await c.client.transfer_leadership("n3")
+        with pytest.raises(NotFound):
+            await c.client.transfer_leadership("n9")
+        await c.advance("1h")
+        assert len(await c.runs("a/b")) == 3
 
 
 async def test_refusals_are_those_of_the_real_api() -> None:

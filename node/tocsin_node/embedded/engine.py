@@ -20,6 +20,7 @@ from tocsin_node.raft.engine import (
     PeerStatus,
     Role,
 )
+from tocsin_node.raft.errors import TransferFailed, TransferReason
 from tocsin_node.replica import Replica
 
 
@@ -60,8 +61,11 @@ class Log:
 
     def elect(self, node_id: str) -> None:
         """A node that is up leads a new term."""
+        before = self.leader_id
         self.term += 1
         self._change_leader(node_id)
+        if before in self.up and before != node_id:
+            self.up[before].tell("deposed")
         self.up[node_id].tell("elected")
 
     def _change_leader(self, node_id: str | None) -> None:
@@ -149,6 +153,22 @@ class EmbeddedEngine:
     async def confirm_leadership(self, *, timeout: float = 5.0) -> None:
         await asyncio.sleep(0)
         self._check()
+
+    async def transfer(self, target: str | None = None, *, timeout: float = 5.0) -> str:
+        """As Raft's: another node leads, at once."""
+        self._check()
+        others = [node_id for node_id in self._log.up if node_id != self.node_id]
+        if target == self.node_id:
+            return target
+        if target is not None and target not in self._log.node_ids:
+            raise TransferFailed(TransferReason.UNKNOWN_TARGET, f"there is no node {target}")
+        if target is not None and target not in others:
+            raise TransferFailed(TransferReason.TARGET_NOT_REACHABLE, f"{target} is not running")
+        if not others:
+            raise TransferFailed(TransferReason.NO_TARGET, "there is no other node")
+        self._log.elect(target or others[0])
+        await asyncio.sleep(0)
+        return target or others[0]
 
     async def stop(self, *, handover: bool = False) -> None:
         """There is nothing to stop: no task, no port, no file."""
