@@ -59,7 +59,9 @@ async def test_a_calendar_reaches_its_jobs_in_pieces_and_says_how_far_it_is(
         assert reached(node) == names(10)
         assert [job.next_time_ms for job in node.state.jobs.values()] == [T0_MS + 7_200_000] * 10
         assert {4, 8} <= set(seen)
-        assert len([log for log in node.engine.log if isinstance(log[1][0], c.ReplanJob)]) == 3
+        pieces = [log for log in node.engine.log if isinstance(log[1][0], c.ReplanJob)]
+        assert [len(commands) for _, commands, _ in pieces] == [4, 5, 3], "with the cursor before"
+        assert change.cursor == names(8)[-1]
 
 
 @virtual

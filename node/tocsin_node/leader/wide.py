@@ -26,8 +26,8 @@ from tocsin_node.core.state import State
 from tocsin_node.leader.wake import RETRY_MS, SLEEP_MS_MAX, Wake, repeat
 from tocsin_node.replica import Changes, Replica
 
-PIECE_MAX = 500  # names that one piece deals with
-PIECE_DECISIONS_MAX = 2_000  # occurrences that the steps of one piece settle, but for the last step
+PIECE_MAX = 200  # names that one piece deals with: applying it is one step of the event loop
+PIECE_DECISIONS_MAX = 1_000  # occurrences that the steps of one piece settle, but for the last step
 SLICE_MS = 4  # planning between two turns of the event loop
 SCAN_NAMES = 5_000  # looked at between two turns of the event loop
 
@@ -72,6 +72,7 @@ class Wide:
         self._loop: asyncio.Task[None] | None = None
         self._walked = 0  # id of the change whose names are being walked through
         self._names: Iterator[str] = iter(())
+        self._cursor = ""  # all up to here are dealt with, and the log does not say so yet
         replica.subscribe(self._on_changes)
 
     def start(self, term: int) -> None:
@@ -114,12 +115,12 @@ class Wide:
             log.info("wide change %d (%s %s) is over", change.id, change.kind, change.subject)
             return
         await self._deal_with(change, names)
-        await self._replica.execute_many([AdvanceWide(change.id, names[-1])], reserved=True)
+        self._cursor = names[-1]  # goes into the log with the next piece
 
     async def _next_names(self, change: WideChange) -> list[str]:
         """The first names after those that were taken last, in order."""
         if self._walked != change.id:
-            self._names = await self._in_order(change)
+            self._names, self._cursor = await self._in_order(change), ""
             self._walked = change.id
         return list(islice(self._names, PIECE_MAX))
 
@@ -139,7 +140,11 @@ class Wide:
         while left:
             batch, left = await self._plan(change, left)
             if batch:
-                results = await self._replica.execute_many(list(batch.values()), reserved=True)
+                commands: list[Command] = list(batch.values())
+                if self._cursor:
+                    commands.append(AdvanceWide(change.id, self._cursor))
+                results = await self._replica.execute_many(commands, reserved=True)
+                self._cursor = ""
                 left = [*batch, *left]
                 if self._refused(change, results):
                     await asyncio.sleep(RETRY_MS / 1_000)
