@@ -38,7 +38,7 @@ ZONES = [
     "Pacific/Auckland",
 ]
 PROBE_EVERY_S = 0.05
-LOAD_PER_S = 800  # jobs that are surely stored in a second, to choose an instant by
+LOAD_PER_S = 1_200  # jobs that are surely stored in a second, to choose an instant by
 LEAD_S = 12
 
 

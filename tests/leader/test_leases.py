@@ -9,7 +9,7 @@ import pytest
 from tests.leader.world import Node, WorkerStream, freeze, keep, until, virtual
 from tocsin.v1 import worker_pb2
 from tocsin_node.core import command as c
-from tocsin_node.core.model import AttemptOutcome, RetryPolicy, RunState
+from tocsin_node.core.model import AttemptOutcome, Overlap, RetryPolicy, RunState
 from tocsin_node.leader.leases import RENEWAL_GRACE_MS
 from tocsin_node.raft.engine import NotLeader
 
@@ -117,6 +117,40 @@ async def test_a_new_leader_continues_each_lease_with_one_full_duration() -> Non
     assert node.run(lease.run).state is RunState.RETRY_WAIT
     await node.stop()
     assert worker.call.done()
+
+
+def test_leases_are_taken_up_in_slices_and_found_before_their_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("tocsin_node.leader.leases.INHERITED_MAX", 1)
+    count = 20
+
+    @virtual
+    async def play() -> None:
+        node = Node()
+        node.start()
+        await node.create(overlap=Overlap.ALLOW, lease_duration_ms=int(LEASE_S * 1_000))
+        for _ in range(count):
+            await node.trigger()
+        worker = node.worker(slots=count)
+        await worker.greet(credit=count)
+        held: list[worker_pb2.Lease] = []
+        while len(held) < count:
+            held += [item.lease for item in await worker.take()]
+        await worker.heartbeat(*held)
+        await node.depose()
+        node.elect()
+        # The newest are asked for before the loop has come to them; the rest fall silent.
+        spoken_for = held[-5:]
+        back = node.worker(slots=count, held=spoken_for)
+        welcome = await back.greet(credit=0)
+        assert [kept.lease for kept in welcome.kept] == spoken_for
+        silent = held[:-5]
+        await until(lambda: all(node.run(x.run).state is not RunState.LEASED for x in silent))
+        assert all(node.run(lease.run).state is RunState.LEASED for lease in spoken_for)
+        await node.stop()
+
+    play()
 
 
 @virtual
