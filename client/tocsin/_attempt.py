@@ -21,7 +21,7 @@ from tocsin import _convert, _process
 from tocsin._interrupt import Interrupt
 from tocsin._lease import START_WITHIN, Lease
 from tocsin._session import Assignment, Item, boottime
-from tocsin.context import Context, Control
+from tocsin.context import Context, Control, enter
 from tocsin.errors import AttemptFailed, Cancelled, ControlFlow, Draining, LeaseLost, TimedOut
 from tocsin.v1 import run_pb2
 
@@ -149,6 +149,7 @@ class Attempt:
         setting: Setting,
         save: Callable[[bytes], concurrent.futures.Future[None]],
     ) -> None:
+        self.begun_time: float | None = None
         self._item = item
         self._lease = lease
         self._retry = Retry() if handler is None else handler.retry
@@ -214,16 +215,17 @@ class Attempt:
     async def run_async(self, handler: Handler) -> Item:
         """Calls an async handler; its report if it succeeds."""
         call = self._call(handler)
-        with self.context.entered():
-            try:
-                value = await cast("Awaitable[Any]", call())
-            except SystemExit as error:  # it would end the loop, and with it every other attempt
-                raise AttemptFailed(f"the handler exits: {error}", kind="SystemExit") from error
-            return Item(lease=self._item.lease, result=encoded_result(value, raw=handler.raw))
+        enter(self.context)  # the runner gives each call context variables of its own
+        try:
+            value = await cast("Awaitable[Any]", call())
+        except SystemExit as error:  # it would end the loop, and with it every other attempt
+            raise AttemptFailed(f"the handler exits: {error}", kind="SystemExit") from error
+        return Item(lease=self._item.lease, result=encoded_result(value, raw=handler.raw))
 
     def is_fresh(self) -> bool:
-        """Whether the attempt may still begin: the way to the handler may have been long."""
-        return self._clock() - self._lease.received <= START_WITHIN
+        """Asked when its turn has come: whether it may still begin; it may have waited long."""
+        self.begun_time = now = self._clock()
+        return now - self._lease.received <= START_WITHIN
 
     def _call(self, handler: Handler) -> Callable[[], Any]:
         return call_arguments(

@@ -23,6 +23,7 @@ from typing import Protocol
 from tocsin import _convert
 from tocsin._channel import Pool, SessionStream, StreamBroken
 from tocsin._lease import START_WITHIN, End, Key, Lease, LeaseTable
+from tocsin._pace import Pace
 from tocsin._retry import Again, Failure, Retry
 from tocsin.errors import Cancelled, ControlFlow, Draining, LeaseLost, TimedOut
 from tocsin.v1 import worker_pb2
@@ -63,6 +64,8 @@ def boottime() -> float:
 
 class Attempt(Protocol):
     """An attempt under way, as the session sees it."""
+
+    begun_time: float | None  # when its handler was called, on the session's clock
 
     @property
     def progress(self) -> float:
@@ -120,6 +123,8 @@ class Session:
         self._clock = clock
         self._running: dict[Key, Attempt] = {}
         self._waiting: deque[tuple[Assignment, Lease]] = deque()
+        self._unbegun: deque[tuple[Attempt, Lease]] = deque()  # running, as far as is known here
+        self._pace = Pace(identity.slots)
         self._unacknowledged: dict[Key, Item] = {}
         self._unsent: dict[Key, None] = {}  # those of them not yet sent on this stream, in order
         self._checkpoints: dict[Key, _Checkpoint] = {}  # not yet acknowledged
@@ -682,7 +687,19 @@ class Session:
         taken = len(self._running) + len(self._waiting)
         # What ended but is not acknowledged yet takes no slot, and still has to be named.
         nameable = HELD_MAX - taken - len(self._unacknowledged)
-        return max(0, min(self._identity.slots - taken, nameable)), self._assign_seq
+        free = max(0, min(self._identity.slots - taken, nameable))
+        self._look_what_began()
+        return self._pace.free(free, len(self._unbegun) + len(self._waiting)), self._assign_seq
+
+    def _look_what_began(self) -> None:
+        """In order of their assignment; one that is slow to begin stands for those behind it."""
+        while self._unbegun:
+            attempt, lease = self._unbegun[0]
+            if attempt.begun_time is None and lease.key in self._running:
+                return
+            self._unbegun.popleft()
+            if attempt.begun_time is not None:
+                self._pace.begun(attempt.begun_time - lease.received, self._clock())
 
     # Attempts
 
@@ -722,7 +739,8 @@ class Session:
             if lease.key not in self.table:
                 continue  # it was lost while it waited
             if self.table.start(lease.key, self._clock()):
-                self._running[lease.key] = self._start(item, lease)
+                attempt = self._running[lease.key] = self._start(item, lease)
+                self._unbegun.append((attempt, lease))
                 self.table.watch(lease)
             else:
                 self._release(lease)

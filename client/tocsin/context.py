@@ -168,6 +168,11 @@ class Context:
             _current.reset(token)
 
 
+def enter(context: Context) -> None:
+    """Makes it the `current()` context of all that runs in this copy of the context variables."""
+    _current.set(context)
+
+
 class Control:
     """The stop switch of one attempt, shared by the handler and the worker.
 

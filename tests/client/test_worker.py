@@ -786,3 +786,28 @@ def test_a_worker_without_usable_endpoints_ends_with_one_line(
     assert caught.value.__suppress_context__
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: /nonexistent/cluster.yaml: cannot be read")
+
+
+async def test_a_worker_that_begins_late_takes_less_at_a_time(
+    kit: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tocsin._pace.WINDOW_MIN", 1)
+    node = await kit.node()
+    worker = Worker([node.address], slots=8)
+    ahead = [0.0]
+    boottime = worker._clock
+    worker._clock = lambda: boottime() + ahead[0]
+
+    @worker.handler
+    async def work(ctx: Context) -> None:
+        if ctx.fencing_token == 41:
+            ahead[0] = 0.4  # so long it takes, while the other one waits for its begin
+
+    kit.serve(worker)
+    stream = await node.accept()
+    stream.welcome()
+    await stream.credit(8, 0)
+    stream.assign(kit.item("a/b/1", 41), kit.item("a/b/2", 42))
+    for run, token in (("a/b/1", 41), ("a/b/2", 42)):
+        stream.acknowledge((await stream.report(run, token)).lease)
+    await stream.credit(4, 1)
