@@ -6,7 +6,7 @@ PIP_INSTALL := -m pip install --quiet --disable-pip-version-check --no-deps
 
 .DEFAULT_GOAL := help
 .PHONY: help venv demo up test check check-format check-lint check-types check-stubs check-oldest \
-        proto bench chaos clean
+        proto proto-released bench chaos clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)

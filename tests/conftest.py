@@ -25,6 +25,7 @@ BUDGETS_S = {
     "examples": 40,
     "leader": 25,
     "planner": 2,
+    "protos": 2,
     "promises": 90,
     "properties": 40,
     "raft": 60,

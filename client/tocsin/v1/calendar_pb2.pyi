@@ -100,7 +100,9 @@ class Calendar(_message.Message):
         """Out."""
 
     @_builtins.property
-    def update_time(self) -> _timestamp_pb2.Timestamp: ...
+    def update_time(self) -> _timestamp_pb2.Timestamp:
+        """Out."""
+
     @_builtins.property
     def change(self) -> Global___WideChangeProgress:
         """How far its last change has come with the jobs that named it then; unset if it was never changed
@@ -243,7 +245,9 @@ class CreateCalendarRequest(_message.Message):
     validate_only: _builtins.bool
     """Check everything, store nothing."""
     @_builtins.property
-    def calendar(self) -> Global___Calendar: ...
+    def calendar(self) -> Global___Calendar:
+        """Required."""
+
     def __init__(
         self,
         *,
@@ -265,7 +269,9 @@ class CreateCalendarResponse(_message.Message):
 
     CALENDAR_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def calendar(self) -> Global___Calendar: ...
+    def calendar(self) -> Global___Calendar:
+        """As it is now."""
+
     def __init__(
         self,
         *,
@@ -292,6 +298,7 @@ class UpdateCalendarRequest(_message.Message):
     request_id: _builtins.str
     """See CreateCalendarRequest."""
     validate_only: _builtins.bool
+    """Check everything, change nothing. Default: no."""
     @_builtins.property
     def calendar(self) -> Global___Calendar:
         """Replaces the stored calendar of that name whole. A non-zero etag must be the current one."""
@@ -324,7 +331,9 @@ class UpdateCalendarResponse(_message.Message):
     changed: _builtins.bool
     """It differs from the one before; when not, nothing was written."""
     @_builtins.property
-    def calendar(self) -> Global___Calendar: ...
+    def calendar(self) -> Global___Calendar:
+        """As it is now."""
+
     def __init__(
         self,
         *,
@@ -347,6 +356,7 @@ class GetCalendarRequest(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     STALE_OK_FIELD_NUMBER: _builtins.int
     name: _builtins.str
+    """Full name, or without its namespace that of `default`. Required."""
     stale_ok: _builtins.bool
     """Answer from the asked node's own state, which may lag. Default: no."""
     def __init__(
@@ -369,7 +379,9 @@ class GetCalendarResponse(_message.Message):
 
     CALENDAR_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def calendar(self) -> Global___Calendar: ...
+    def calendar(self) -> Global___Calendar:
+        """As it is now."""
+
     def __init__(
         self,
         *,
@@ -396,7 +408,9 @@ class ListCalendarsRequest(_message.Message):
     page_size: _builtins.int
     """1..1000; default 100."""
     page_token: _builtins.str
+    """`next_page_token` of the page before; empty: the first page."""
     stale_ok: _builtins.bool
+    """Answer from the asked node's own state, which may lag. Default: no."""
     def __init__(
         self,
         *,
@@ -447,9 +461,11 @@ class DeleteCalendarRequest(_message.Message):
     ETAG_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     name: _builtins.str
+    """Full name, or without its namespace that of `default`. Required."""
     etag: _builtins.int
     """0, or the current one."""
     request_id: _builtins.str
+    """1..64 of [A-Za-z0-9_-]; makes a repeat harmless for 24 hours. Required."""
     def __init__(
         self,
         *,
@@ -489,6 +505,7 @@ class PreviewCalendarRequest(_message.Message):
     AFTER_FIELD_NUMBER: _builtins.int
     COUNT_FIELD_NUMBER: _builtins.int
     name: _builtins.str
+    """Full name, or without its namespace that of `default`. Required."""
     count: _builtins.int
     """1..1000; default 5."""
     @_builtins.property
@@ -535,7 +552,9 @@ class PreviewCalendarResponse(_message.Message):
         local_to: _builtins.str
         """Empty where `to_time` is unset."""
         @_builtins.property
-        def from_time(self) -> _timestamp_pb2.Timestamp: ...
+        def from_time(self) -> _timestamp_pb2.Timestamp:
+            """Its first second."""
+
         @_builtins.property
         def to_time(self) -> _timestamp_pb2.Timestamp:
             """The first instant that is not excluded; unset: there is none."""
@@ -562,7 +581,9 @@ class PreviewCalendarResponse(_message.Message):
     STRETCHES_FIELD_NUMBER: _builtins.int
     WARNINGS_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def stretches(self) -> _containers.RepeatedCompositeFieldContainer[Global___PreviewCalendarResponse.Stretch]: ...
+    def stretches(self) -> _containers.RepeatedCompositeFieldContainer[Global___PreviewCalendarResponse.Stretch]:
+        """In order."""
+
     @_builtins.property
     def warnings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """What might surprise the author."""

@@ -88,7 +88,8 @@ class CalendarServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def GetCalendar(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """One calendar, strongly consistent unless `stale_ok`.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')

@@ -41,6 +41,7 @@ class CalendarServiceStub:
     more. ABORTED: WIDE_CHANGE_IN_PROGRESS, while the last change has not reached all jobs.
     """
     GetCalendar: _grpc.UnaryUnaryMultiCallable[_calendar_pb2.GetCalendarRequest, _calendar_pb2.GetCalendarResponse]
+    """One calendar, strongly consistent unless `stale_ok`."""
     ListCalendars: _grpc.UnaryUnaryMultiCallable[_calendar_pb2.ListCalendarsRequest, _calendar_pb2.ListCalendarsResponse]
     """By name, in pages."""
     DeleteCalendar: _grpc.UnaryUnaryMultiCallable[_calendar_pb2.DeleteCalendarRequest, _calendar_pb2.DeleteCalendarResponse]
@@ -61,6 +62,7 @@ class CalendarServiceAsyncStub(CalendarServiceStub):
     more. ABORTED: WIDE_CHANGE_IN_PROGRESS, while the last change has not reached all jobs.
     """
     GetCalendar: _aio.UnaryUnaryMultiCallable[_calendar_pb2.GetCalendarRequest, _calendar_pb2.GetCalendarResponse]  # type: ignore[assignment]
+    """One calendar, strongly consistent unless `stale_ok`."""
     ListCalendars: _aio.UnaryUnaryMultiCallable[_calendar_pb2.ListCalendarsRequest, _calendar_pb2.ListCalendarsResponse]  # type: ignore[assignment]
     """By name, in pages."""
     DeleteCalendar: _aio.UnaryUnaryMultiCallable[_calendar_pb2.DeleteCalendarRequest, _calendar_pb2.DeleteCalendarResponse]  # type: ignore[assignment]
@@ -95,7 +97,8 @@ class CalendarServiceServicer(metaclass=_abc_1.ABCMeta):
         self,
         request: _calendar_pb2.GetCalendarRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_calendar_pb2.GetCalendarResponse, _abc.Awaitable[_calendar_pb2.GetCalendarResponse]]: ...
+    ) -> _typing.Union[_calendar_pb2.GetCalendarResponse, _abc.Awaitable[_calendar_pb2.GetCalendarResponse]]:
+        """One calendar, strongly consistent unless `stale_ok`."""
 
     @_abc_1.abstractmethod
     def ListCalendars(

@@ -54,8 +54,11 @@ class Member(_message.Message):
     TZDATA_VERSION_FIELD_NUMBER: _builtins.int
     UNFIT_REASONS_FIELD_NUMBER: _builtins.int
     id: _builtins.str
+    """As `cluster.yaml` names it."""
     raft_address: _builtins.str
+    """`host:port`, where nodes talk to each other."""
     api_address: _builtins.str
+    """`host:port`, where clients and workers talk to it."""
     role: Global___NodeRole.ValueType
     """As the answering node believes."""
     reachable: _builtins.bool
@@ -137,20 +140,27 @@ class GetStatusResponse(_message.Message):
     ALERT_COUNT_FIELD_NUMBER: _builtins.int
     DEAD_LETTER_COUNT_FIELD_NUMBER: _builtins.int
     cluster_id: _builtins.str
+    """As `cluster.yaml` names it."""
     node_id: _builtins.str
     """Who answers."""
     leader_id: _builtins.str
     """Empty while nobody is known to lead."""
     term: _builtins.int
+    """The Raft term that the answering node is in."""
     commit_index: _builtins.int
+    """Log index up to which it knows all to be committed."""
     applied_index: _builtins.int
+    """Log index up to which all is applied to its state."""
     has_quorum: _builtins.bool
     """The answering node is connected to a majority, itself counted; a hint, not proof of leadership."""
     job_count: _builtins.int
+    """Jobs that are stored."""
     active_run_count: _builtins.int
+    """Runs that have not ended."""
     worker_count: _builtins.int
     """Sessions that the answering node serves; 0 unless it leads."""
     version: _builtins.str
+    """Release that the answering node runs."""
     process_id: _builtins.int
     """Operating system's id of the answering process."""
     clock_source: _builtins.str
@@ -171,9 +181,13 @@ class GetStatusResponse(_message.Message):
     dead_letter_count: _builtins.int
     """Runs that are kept as FAILED."""
     @_builtins.property
-    def members(self) -> _containers.RepeatedCompositeFieldContainer[Global___Member]: ...
+    def members(self) -> _containers.RepeatedCompositeFieldContainer[Global___Member]:
+        """By id."""
+
     @_builtins.property
-    def uptime(self) -> _duration_pb2.Duration: ...
+    def uptime(self) -> _duration_pb2.Duration:
+        """Since the answering node started."""
+
     @_builtins.property
     def cluster_time(self) -> _timestamp_pb2.Timestamp:
         """Cluster time at the answering node."""
@@ -235,6 +249,7 @@ class Restored(_message.Message):
     IN_FLIGHT_COUNT_FIELD_NUMBER: _builtins.int
     IN_FLIGHT_RUNS_FIELD_NUMBER: _builtins.int
     index: _builtins.int
+    """Log index of the entry that began it."""
     in_flight_count: _builtins.int
     """Leases that were alive in the backup; their runs may have been under way, or done, since."""
     @_builtins.property
@@ -290,6 +305,7 @@ class TransferLeadershipResponse(_message.Message):
     leader_id: _builtins.str
     """Who leads now."""
     term: _builtins.int
+    """The Raft term in which it leads."""
     def __init__(
         self,
         *,
@@ -357,6 +373,7 @@ class TrustClockRequest(_message.Message):
 
     NODE_ID_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
+    """Whose wall clock is right. Required."""
     def __init__(
         self,
         *,

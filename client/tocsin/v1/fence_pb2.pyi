@@ -34,12 +34,15 @@ class Fence(_message.Message):
     UPDATE_TIME_FIELD_NUMBER: _builtins.int
     END_TIME_FIELD_NUMBER: _builtins.int
     resource: _builtins.str
+    """As AdvanceFence names it."""
     highest_token: _builtins.int
     """0: none was shown, or it is forgotten."""
     run: _builtins.str
     """Run that showed it."""
     @_builtins.property
-    def update_time(self) -> _timestamp_pb2.Timestamp: ...
+    def update_time(self) -> _timestamp_pb2.Timestamp:
+        """When it was last advanced or confirmed."""
+
     @_builtins.property
     def end_time(self) -> _timestamp_pb2.Timestamp:
         """When it is forgotten, unless it is advanced or confirmed before."""
@@ -101,7 +104,9 @@ class AdvanceFenceResponse(_message.Message):
 
     FENCE_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def fence(self) -> Global___Fence: ...
+    def fence(self) -> Global___Fence:
+        """As it is now."""
+
     def __init__(
         self,
         *,
@@ -122,7 +127,9 @@ class GetFenceRequest(_message.Message):
     RESOURCE_FIELD_NUMBER: _builtins.int
     STALE_OK_FIELD_NUMBER: _builtins.int
     resource: _builtins.str
+    """As AdvanceFence names it. Required."""
     stale_ok: _builtins.bool
+    """Answer from the asked node's own state, which may lag. Default: no."""
     def __init__(
         self,
         *,
@@ -143,7 +150,9 @@ class GetFenceResponse(_message.Message):
 
     FENCE_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def fence(self) -> Global___Fence: ...
+    def fence(self) -> Global___Fence:
+        """As it is now."""
+
     def __init__(
         self,
         *,

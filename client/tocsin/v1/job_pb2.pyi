@@ -334,7 +334,9 @@ class Job(_message.Message):
     priority: _builtins.int
     """0 (low)..9 (high); unset: 5."""
     overlap_policy: Global___OverlapPolicy.ValueType
+    """What happens to an occurrence while an earlier run is under way."""
     misfire_policy: Global___MisfirePolicy.ValueType
+    """What happens to occurrences that are noticed later than `misfire_grace`."""
     catchup_limit: _builtins.int
     """For MISFIRE_POLICY_ALL; default 100, 1..1000."""
     paused: _builtins.bool
@@ -380,7 +382,9 @@ class Job(_message.Message):
         """0..16; none: runs only when triggered. Times where several meet are one occurrence."""
 
     @_builtins.property
-    def retry_policy(self) -> Global___RetryPolicy: ...
+    def retry_policy(self) -> Global___RetryPolicy:
+        """When a failed attempt is tried again."""
+
     @_builtins.property
     def attempt_timeout(self) -> _duration_pb2.Duration:
         """Longest time of one attempt; default 24 h, 1 s..31 days."""
@@ -410,7 +414,9 @@ class Job(_message.Message):
         """Out."""
 
     @_builtins.property
-    def update_time(self) -> _timestamp_pb2.Timestamp: ...
+    def update_time(self) -> _timestamp_pb2.Timestamp:
+        """Out."""
+
     @_builtins.property
     def mark_time(self) -> _timestamp_pb2.Timestamp:
         """Every nominal time up to here is decided. Out."""
@@ -548,6 +554,7 @@ class After(_message.Message):
     must not come, directly or through others, after the job that names it.
     """
     condition: Global___AfterCondition.ValueType
+    """After which ends; default: success."""
     def __init__(
         self,
         *,
@@ -579,7 +586,9 @@ class Schedule(_message.Message):
     time_zone: _builtins.str
     """IANA key for `cron`; default UTC, never the server's own zone."""
     dst_gap: Global___DstGap.ValueType
+    """For times that the clock skips."""
     dst_fold: Global___DstFold.ValueType
+    """For times that the clock shows twice."""
     @_builtins.property
     def every(self) -> _duration_pb2.Duration:
         """At least 1 s, in whole seconds; counted from `start_time`, else from the job's creation."""
@@ -696,7 +705,9 @@ class CreateJobResponse(_message.Message):
 
     JOB_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def job(self) -> Global___Job: ...
+    def job(self) -> Global___Job:
+        """As it is now."""
+
     def __init__(
         self,
         *,
@@ -723,6 +734,7 @@ class UpdateJobRequest(_message.Message):
     request_id: _builtins.str
     """See CreateJobRequest."""
     validate_only: _builtins.bool
+    """Check everything, change nothing. Default: no."""
     @_builtins.property
     def job(self) -> Global___Job:
         """Replaces the stored definition of `job.name` whole. A non-zero etag must be the current one."""
@@ -755,7 +767,9 @@ class UpdateJobResponse(_message.Message):
     changed: _builtins.bool
     """The definition differs from the one before; when not, nothing was written."""
     @_builtins.property
-    def job(self) -> Global___Job: ...
+    def job(self) -> Global___Job:
+        """As it is now."""
+
     def __init__(
         self,
         *,
@@ -778,6 +792,7 @@ class GetJobRequest(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     STALE_OK_FIELD_NUMBER: _builtins.int
     name: _builtins.str
+    """Full name, or without its namespace that of `default`. Required."""
     stale_ok: _builtins.bool
     """Answer from the asked node's own state, which may lag. Default: no."""
     def __init__(
@@ -800,7 +815,9 @@ class GetJobResponse(_message.Message):
 
     JOB_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def job(self) -> Global___Job: ...
+    def job(self) -> Global___Job:
+        """As it is now."""
+
     def __init__(
         self,
         *,
@@ -828,12 +845,14 @@ class ListJobsRequest(_message.Message):
     page_size: _builtins.int
     """1..1000; default 100."""
     page_token: _builtins.str
+    """`next_page_token` of the page before; empty: the first page."""
     filter: _builtins.str
     """Terms joined by spaces, all of which must hold: `job=report`, `handler=shell`, `queue=default`,
     `label.team=pay`, `paused=true`, `finished=true`, `alert=true`, `dead_letters=true`, `key=eu`
     (of concurrency); a job is named with its namespace or without.
     """
     stale_ok: _builtins.bool
+    """Answer from the asked node's own state, which may lag. Default: no."""
     def __init__(
         self,
         *,
@@ -886,11 +905,13 @@ class DeleteJobRequest(_message.Message):
     CANCEL_ACTIVE_RUNS_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     name: _builtins.str
+    """Full name, or without its namespace that of `default`. Required."""
     etag: _builtins.int
     """0, or the current one."""
     cancel_active_runs: _builtins.bool
     """Cancel what waits or runs; without it such a job is not deleted."""
     request_id: _builtins.str
+    """1..64 of [A-Za-z0-9_-]; makes a repeat harmless for 24 hours. Required."""
     def __init__(
         self,
         *,
@@ -930,9 +951,11 @@ class PauseJobRequest(_message.Message):
     NOTE_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     name: _builtins.str
+    """Full name, or without its namespace that of `default`. Required."""
     note: _builtins.str
     """Who and why, for people; at most 256 characters."""
     request_id: _builtins.str
+    """1..64 of [A-Za-z0-9_-]; makes a repeat harmless for 24 hours. Required."""
     def __init__(
         self,
         *,
@@ -954,7 +977,9 @@ class PauseJobResponse(_message.Message):
 
     JOB_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def job(self) -> Global___Job: ...
+    def job(self) -> Global___Job:
+        """As it is now."""
+
     def __init__(
         self,
         *,
@@ -975,7 +1000,9 @@ class ResumeJobRequest(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     name: _builtins.str
+    """Full name, or without its namespace that of `default`. Required."""
     request_id: _builtins.str
+    """1..64 of [A-Za-z0-9_-]; makes a repeat harmless for 24 hours. Required."""
     def __init__(
         self,
         *,
@@ -996,7 +1023,9 @@ class ResumeJobResponse(_message.Message):
 
     JOB_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def job(self) -> Global___Job: ...
+    def job(self) -> Global___Job:
+        """As it is now."""
+
     def __init__(
         self,
         *,
@@ -1018,6 +1047,7 @@ class TriggerJobRequest(_message.Message):
     PAYLOAD_OVERRIDE_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     name: _builtins.str
+    """Full name, or without its namespace that of `default`. Required."""
     payload_override: _builtins.bytes
     """In place of the job's payload; at most 256 KiB."""
     request_id: _builtins.str
@@ -1045,7 +1075,9 @@ class TriggerJobResponse(_message.Message):
 
     RUN_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def run(self) -> _run_pb2.Run: ...
+    def run(self) -> _run_pb2.Run:
+        """As it is now."""
+
     def __init__(
         self,
         *,
@@ -1070,9 +1102,11 @@ class PreviewFireTimesRequest(_message.Message):
     EXCLUSIONS_FIELD_NUMBER: _builtins.int
     ON_EXCLUDED_FIELD_NUMBER: _builtins.int
     name: _builtins.str
+    """Full name of a stored job, in place of `schedules`."""
     count: _builtins.int
     """1..1000; default 5."""
     on_excluded: Global___OnExcluded.ValueType
+    """For `schedules`: what happens to times that a calendar excludes."""
     @_builtins.property
     def schedules(self) -> _containers.RepeatedCompositeFieldContainer[Global___Schedule]:
         """Schedules to try; or none and `name`, the stored job to look at."""
@@ -1128,7 +1162,9 @@ class PreviewFireTimesResponse(_message.Message):
         skipped: _builtins.bool
         """It is excluded and will not run."""
         @_builtins.property
-        def time(self) -> _timestamp_pb2.Timestamp: ...
+        def time(self) -> _timestamp_pb2.Timestamp:
+            """The nominal time."""
+
         @_builtins.property
         def moved_to_time(self) -> _timestamp_pb2.Timestamp:
             """When it is due if it is moved; unset if it is not."""
@@ -1153,7 +1189,9 @@ class PreviewFireTimesResponse(_message.Message):
     DESCRIPTIONS_FIELD_NUMBER: _builtins.int
     WARNINGS_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def fires(self) -> _containers.RepeatedCompositeFieldContainer[Global___PreviewFireTimesResponse.Fire]: ...
+    def fires(self) -> _containers.RepeatedCompositeFieldContainer[Global___PreviewFireTimesResponse.Fire]:
+        """In order."""
+
     @_builtins.property
     def descriptions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Each schedule in words."""
@@ -1188,10 +1226,13 @@ class ListOccurrencesRequest(_message.Message):
     PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     STALE_OK_FIELD_NUMBER: _builtins.int
     name: _builtins.str
+    """Full name, or without its namespace that of `default`. Required."""
     page_size: _builtins.int
     """1..10000 ranges; default 1000."""
     page_token: _builtins.str
+    """`next_page_token` of the page before; empty: the first page."""
     stale_ok: _builtins.bool
+    """Answer from the asked node's own state, which may lag. Default: no."""
     @_builtins.property
     def from_time(self) -> _timestamp_pb2.Timestamp:
         """Nominal times from here on; default: as far back as the ledger goes."""
@@ -1227,8 +1268,11 @@ class ListOccurrencesResponse(_message.Message):
     FLOOR_TIME_FIELD_NUMBER: _builtins.int
     MARK_TIME_FIELD_NUMBER: _builtins.int
     next_page_token: _builtins.str
+    """Empty on the last page."""
     @_builtins.property
-    def ranges(self) -> _containers.RepeatedCompositeFieldContainer[Global___OccurrenceRange]: ...
+    def ranges(self) -> _containers.RepeatedCompositeFieldContainer[Global___OccurrenceRange]:
+        """Oldest first."""
+
     @_builtins.property
     def floor_time(self) -> _timestamp_pb2.Timestamp:
         """The ledger knows every nominal time after this one."""
@@ -1270,6 +1314,7 @@ class OccurrenceRange(_message.Message):
     count: _builtins.int
     """Nominal times in the range: exact up to 1,000, a floor beyond."""
     outcome: Global___OccurrenceOutcome.ValueType
+    """What became of each of them."""
     run: _builtins.str
     """The covering run, for COALESCED."""
     reason: _builtins.str
@@ -1279,9 +1324,13 @@ class OccurrenceRange(_message.Message):
     log_index: _builtins.int
     """Log index of the entry that decided the last of them."""
     @_builtins.property
-    def from_time(self) -> _timestamp_pb2.Timestamp: ...
+    def from_time(self) -> _timestamp_pb2.Timestamp:
+        """First nominal time."""
+
     @_builtins.property
-    def to_time(self) -> _timestamp_pb2.Timestamp: ...
+    def to_time(self) -> _timestamp_pb2.Timestamp:
+        """Last nominal time."""
+
     def __init__(
         self,
         *,
@@ -1314,7 +1363,9 @@ class AuditJobsRequest(_message.Message):
     parent: _builtins.str
     """`{namespace}/{job}`, `{namespace}` or empty for all."""
     page_token: _builtins.str
+    """`next_page_token` of the page before; empty: the first page."""
     stale_ok: _builtins.bool
+    """Answer from the asked node's own state, which may lag. Default: no."""
     @_builtins.property
     def from_time(self) -> _timestamp_pb2.Timestamp:
         """Nominal times after this one; default: as far back as can be recomputed."""
@@ -1379,16 +1430,23 @@ class JobAudit(_message.Message):
     FAULT_COUNT_FIELD_NUMBER: _builtins.int
     FAULTS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
+    """Of the job."""
     occurrence_count: _builtins.int
     """Nominal times that the schedule names there."""
     fault_count: _builtins.int
     """Differences found; the first 1,000 are in `faults`."""
     @_builtins.property
-    def from_time(self) -> _timestamp_pb2.Timestamp: ...
+    def from_time(self) -> _timestamp_pb2.Timestamp:
+        """Compared are nominal times after this one."""
+
     @_builtins.property
-    def through_time(self) -> _timestamp_pb2.Timestamp: ...
+    def through_time(self) -> _timestamp_pb2.Timestamp:
+        """Up to this one, inclusive."""
+
     @_builtins.property
-    def faults(self) -> _containers.RepeatedCompositeFieldContainer[Global___AuditFault]: ...
+    def faults(self) -> _containers.RepeatedCompositeFieldContainer[Global___AuditFault]:
+        """Oldest first."""
+
     def __init__(
         self,
         *,
@@ -1417,14 +1475,19 @@ class AuditFault(_message.Message):
     COUNT_FIELD_NUMBER: _builtins.int
     MESSAGE_FIELD_NUMBER: _builtins.int
     kind: Global___AuditFaultKind.ValueType
+    """What kind of difference."""
     count: _builtins.int
     """Nominal times concerned; 0 where there is none."""
     message: _builtins.str
     """For people."""
     @_builtins.property
-    def from_time(self) -> _timestamp_pb2.Timestamp: ...
+    def from_time(self) -> _timestamp_pb2.Timestamp:
+        """First instant concerned."""
+
     @_builtins.property
-    def to_time(self) -> _timestamp_pb2.Timestamp: ...
+    def to_time(self) -> _timestamp_pb2.Timestamp:
+        """Last instant concerned."""
+
     def __init__(
         self,
         *,
@@ -1451,9 +1514,11 @@ class ExplainOccurrenceRequest(_message.Message):
     LOCAL_TIME_FIELD_NUMBER: _builtins.int
     STALE_OK_FIELD_NUMBER: _builtins.int
     name: _builtins.str
+    """Full name, or without its namespace that of `default`. Required."""
     local_time: _builtins.str
     """`2027-03-14T02:30[:00]`, on the clock of the job's first cron schedule, else UTC."""
     stale_ok: _builtins.bool
+    """Answer from the asked node's own state, which may lag. Default: no."""
     @_builtins.property
     def time(self) -> _timestamp_pb2.Timestamp:
         """The instant to explain; this or `local_time`."""

@@ -38,6 +38,7 @@ class JobServiceStub:
     UpdateJob: _grpc.UnaryUnaryMultiCallable[_job_pb2.UpdateJobRequest, _job_pb2.UpdateJobResponse]
     """Replaces a definition. What came due before is decided under the old one, in the same entry."""
     GetJob: _grpc.UnaryUnaryMultiCallable[_job_pb2.GetJobRequest, _job_pb2.GetJobResponse]
+    """One job, strongly consistent unless `stale_ok`."""
     ListJobs: _grpc.UnaryUnaryMultiCallable[_job_pb2.ListJobsRequest, _job_pb2.ListJobsResponse]
     """By name, in pages."""
     DeleteJob: _grpc.UnaryUnaryMultiCallable[_job_pb2.DeleteJobRequest, _job_pb2.DeleteJobResponse]
@@ -71,6 +72,7 @@ class JobServiceAsyncStub(JobServiceStub):
     UpdateJob: _aio.UnaryUnaryMultiCallable[_job_pb2.UpdateJobRequest, _job_pb2.UpdateJobResponse]  # type: ignore[assignment]
     """Replaces a definition. What came due before is decided under the old one, in the same entry."""
     GetJob: _aio.UnaryUnaryMultiCallable[_job_pb2.GetJobRequest, _job_pb2.GetJobResponse]  # type: ignore[assignment]
+    """One job, strongly consistent unless `stale_ok`."""
     ListJobs: _aio.UnaryUnaryMultiCallable[_job_pb2.ListJobsRequest, _job_pb2.ListJobsResponse]  # type: ignore[assignment]
     """By name, in pages."""
     DeleteJob: _aio.UnaryUnaryMultiCallable[_job_pb2.DeleteJobRequest, _job_pb2.DeleteJobResponse]  # type: ignore[assignment]
@@ -118,7 +120,8 @@ class JobServiceServicer(metaclass=_abc_1.ABCMeta):
         self,
         request: _job_pb2.GetJobRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_job_pb2.GetJobResponse, _abc.Awaitable[_job_pb2.GetJobResponse]]: ...
+    ) -> _typing.Union[_job_pb2.GetJobResponse, _abc.Awaitable[_job_pb2.GetJobResponse]]:
+        """One job, strongly consistent unless `stale_ok`."""
 
     @_abc_1.abstractmethod
     def ListJobs(

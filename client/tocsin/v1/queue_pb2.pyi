@@ -57,6 +57,7 @@ class Queue(_message.Message):
     WAITING_RUN_COUNT_FIELD_NUMBER: _builtins.int
     WORKER_COUNT_FIELD_NUMBER: _builtins.int
     kind: Global___QueueKind.ValueType
+    """What the name stands for; default: a queue."""
     name: _builtins.str
     """`[a-z0-9][a-z0-9._-]{0,62}`. Required."""
     etag: _builtins.int
@@ -147,6 +148,7 @@ class ListQueuesRequest(_message.Message):
     page_size: _builtins.int
     """1..1000; default 100."""
     page_token: _builtins.str
+    """`next_page_token` of the page before; empty: the first page."""
     filter: _builtins.str
     """Terms joined by spaces, all of which must hold: `paused=true`, `limited=true`."""
     stale_ok: _builtins.bool
@@ -202,8 +204,11 @@ class GetQueueRequest(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     STALE_OK_FIELD_NUMBER: _builtins.int
     kind: Global___QueueKind.ValueType
+    """Default: a queue."""
     name: _builtins.str
+    """As listed. Required."""
     stale_ok: _builtins.bool
+    """Answer from the asked node's own state, which may lag. Default: no."""
     def __init__(
         self,
         *,
@@ -225,7 +230,9 @@ class GetQueueResponse(_message.Message):
 
     QUEUE_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def queue(self) -> Global___Queue: ...
+    def queue(self) -> Global___Queue:
+        """As it is now."""
+
     def __init__(
         self,
         *,
@@ -275,7 +282,9 @@ class UpdateQueueResponse(_message.Message):
 
     QUEUE_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def queue(self) -> Global___Queue: ...
+    def queue(self) -> Global___Queue:
+        """As it is now."""
+
     def __init__(
         self,
         *,
@@ -298,10 +307,13 @@ class PauseQueueRequest(_message.Message):
     NOTE_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     kind: Global___QueueKind.ValueType
+    """Default: a queue."""
     name: _builtins.str
+    """As listed. Required."""
     note: _builtins.str
     """Who and why, for people; at most 256 characters."""
     request_id: _builtins.str
+    """1..64 of [A-Za-z0-9_-]; makes a repeat harmless for 24 hours. Required."""
     def __init__(
         self,
         *,
@@ -324,7 +336,9 @@ class PauseQueueResponse(_message.Message):
 
     QUEUE_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def queue(self) -> Global___Queue: ...
+    def queue(self) -> Global___Queue:
+        """As it is now."""
+
     def __init__(
         self,
         *,
@@ -346,8 +360,11 @@ class ResumeQueueRequest(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     kind: Global___QueueKind.ValueType
+    """Default: a queue."""
     name: _builtins.str
+    """As listed. Required."""
     request_id: _builtins.str
+    """1..64 of [A-Za-z0-9_-]; makes a repeat harmless for 24 hours. Required."""
     def __init__(
         self,
         *,
@@ -369,7 +386,9 @@ class ResumeQueueResponse(_message.Message):
 
     QUEUE_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def queue(self) -> Global___Queue: ...
+    def queue(self) -> Global___Queue:
+        """As it is now."""
+
     def __init__(
         self,
         *,
@@ -392,10 +411,13 @@ class DeleteQueueRequest(_message.Message):
     ETAG_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     kind: Global___QueueKind.ValueType
+    """Default: a queue."""
     name: _builtins.str
+    """As listed. Required."""
     etag: _builtins.int
     """0, or the current one."""
     request_id: _builtins.str
+    """1..64 of [A-Za-z0-9_-]; makes a repeat harmless for 24 hours. Required."""
     def __init__(
         self,
         *,

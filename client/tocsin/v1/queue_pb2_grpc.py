@@ -107,7 +107,8 @@ class QueueServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ResumeQueue(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Gives its runs out again.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')

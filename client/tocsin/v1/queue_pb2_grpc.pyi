@@ -48,6 +48,7 @@ class QueueServiceStub:
     PauseQueue: _grpc.UnaryUnaryMultiCallable[_queue_pb2.PauseQueueRequest, _queue_pb2.PauseQueueResponse]
     """Stops giving runs out; those that are held go on, and jobs go on firing."""
     ResumeQueue: _grpc.UnaryUnaryMultiCallable[_queue_pb2.ResumeQueueRequest, _queue_pb2.ResumeQueueResponse]
+    """Gives its runs out again."""
     DeleteQueue: _grpc.UnaryUnaryMultiCallable[_queue_pb2.DeleteQueueRequest, _queue_pb2.DeleteQueueResponse]
     """Removes limits and pause; runs and jobs stay. NOT_FOUND: QUEUE_NOT_FOUND, it has none."""
 
@@ -71,6 +72,7 @@ class QueueServiceAsyncStub(QueueServiceStub):
     PauseQueue: _aio.UnaryUnaryMultiCallable[_queue_pb2.PauseQueueRequest, _queue_pb2.PauseQueueResponse]  # type: ignore[assignment]
     """Stops giving runs out; those that are held go on, and jobs go on firing."""
     ResumeQueue: _aio.UnaryUnaryMultiCallable[_queue_pb2.ResumeQueueRequest, _queue_pb2.ResumeQueueResponse]  # type: ignore[assignment]
+    """Gives its runs out again."""
     DeleteQueue: _aio.UnaryUnaryMultiCallable[_queue_pb2.DeleteQueueRequest, _queue_pb2.DeleteQueueResponse]  # type: ignore[assignment]
     """Removes limits and pause; runs and jobs stay. NOT_FOUND: QUEUE_NOT_FOUND, it has none."""
 
@@ -120,7 +122,8 @@ class QueueServiceServicer(metaclass=_abc_1.ABCMeta):
         self,
         request: _queue_pb2.ResumeQueueRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_queue_pb2.ResumeQueueResponse, _abc.Awaitable[_queue_pb2.ResumeQueueResponse]]: ...
+    ) -> _typing.Union[_queue_pb2.ResumeQueueResponse, _abc.Awaitable[_queue_pb2.ResumeQueueResponse]]:
+        """Gives its runs out again."""
 
     @_abc_1.abstractmethod
     def DeleteQueue(

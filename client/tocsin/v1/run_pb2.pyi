@@ -206,7 +206,9 @@ class Run(_message.Message):
         """First and last nominal time that this run stands for; both its own unless it covers others. Out."""
 
     @_builtins.property
-    def covers_to_time(self) -> _timestamp_pb2.Timestamp: ...
+    def covers_to_time(self) -> _timestamp_pb2.Timestamp:
+        """Last nominal time that it stands for. Out."""
+
     @_builtins.property
     def next_attempt_time(self) -> _timestamp_pb2.Timestamp:
         """Earliest time of the next attempt, in RETRY_WAIT. Out."""
@@ -216,7 +218,9 @@ class Run(_message.Message):
         """When the record was made, and when it reached its final state. Out."""
 
     @_builtins.property
-    def end_time(self) -> _timestamp_pb2.Timestamp: ...
+    def end_time(self) -> _timestamp_pb2.Timestamp:
+        """Unset while it has not ended. Out."""
+
     @_builtins.property
     def start_deadline_time(self) -> _timestamp_pb2.Timestamp:
         """Not started by then, it ends as CANCELLED; unset once it was started, or without a start
@@ -287,7 +291,9 @@ class Attempt(_message.Message):
         """When the lease was granted and when the attempt ended. Out."""
 
     @_builtins.property
-    def end_time(self) -> _timestamp_pb2.Timestamp: ...
+    def end_time(self) -> _timestamp_pb2.Timestamp:
+        """Unset while it goes on."""
+
     @_builtins.property
     def error(self) -> Global___AttemptError:
         """What went wrong, for a failed attempt. Out."""
@@ -367,7 +373,9 @@ class GetRunResponse(_message.Message):
 
     RUN_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def run(self) -> Global___Run: ...
+    def run(self) -> Global___Run:
+        """As it is now."""
+
     def __init__(
         self,
         *,
@@ -577,8 +585,11 @@ class RetryRunsResponse(_message.Message):
     CHANGED_COUNT_FIELD_NUMBER: _builtins.int
     IN_PROGRESS_FIELD_NUMBER: _builtins.int
     matched_count: _builtins.int
+    """See CancelRunsResponse."""
     changed_count: _builtins.int
+    """See CancelRunsResponse."""
     in_progress: _builtins.bool
+    """See CancelRunsResponse."""
     @_builtins.property
     def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___ItemResult]:
         """See CancelRunsResponse."""
@@ -606,6 +617,7 @@ class ItemResult(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     STATUS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
+    """As the request has it."""
     @_builtins.property
     def status(self) -> _status_pb2.Status:
         """OK, or why this item was refused (RUN_NOT_FOUND, RUN_FINISHED, ...)."""

@@ -65,17 +65,29 @@ class SessionRequest(_message.Message):
     DRAIN_FIELD_NUMBER: _builtins.int
     CHECKPOINTS_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def hello(self) -> Global___Hello: ...
+    def hello(self) -> Global___Hello:
+        """The first frame, and only the first."""
+
     @_builtins.property
-    def credit(self) -> Global___Credit: ...
+    def credit(self) -> Global___Credit:
+        """How much the worker takes."""
+
     @_builtins.property
-    def heartbeat(self) -> Global___Heartbeat: ...
+    def heartbeat(self) -> Global___Heartbeat:
+        """Its leases are still worked on."""
+
     @_builtins.property
-    def completions(self) -> Global___Completions: ...
+    def completions(self) -> Global___Completions:
+        """Attempts have ended."""
+
     @_builtins.property
-    def drain(self) -> Global___Drain: ...
+    def drain(self) -> Global___Drain:
+        """Give this worker nothing more."""
+
     @_builtins.property
-    def checkpoints(self) -> Global___Checkpoints: ...
+    def checkpoints(self) -> Global___Checkpoints:
+        """Attempts leave something for the next ones."""
+
     def __init__(
         self,
         *,
@@ -109,21 +121,37 @@ class SessionResponse(_message.Message):
     DRAIN_FIELD_NUMBER: _builtins.int
     CHECKPOINT_ACKS_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def welcome(self) -> Global___Welcome: ...
+    def welcome(self) -> Global___Welcome:
+        """The first frame of a leader."""
+
     @_builtins.property
-    def redirect(self) -> Global___Redirect: ...
+    def redirect(self) -> Global___Redirect:
+        """The first frame of a node that does not lead, or the last of one that did."""
+
     @_builtins.property
-    def assignments(self) -> Global___Assignments: ...
+    def assignments(self) -> Global___Assignments:
+        """Runs to start."""
+
     @_builtins.property
-    def heartbeat_ack(self) -> Global___HeartbeatAck: ...
+    def heartbeat_ack(self) -> Global___HeartbeatAck:
+        """Leases are renewed, or over."""
+
     @_builtins.property
-    def completion_acks(self) -> Global___CompletionAcks: ...
+    def completion_acks(self) -> Global___CompletionAcks:
+        """What became of reports."""
+
     @_builtins.property
-    def cancel(self) -> Global___Cancel: ...
+    def cancel(self) -> Global___Cancel:
+        """Stop this attempt."""
+
     @_builtins.property
-    def drain(self) -> Global___Drain: ...
+    def drain(self) -> Global___Drain:
+        """Finish what you have and leave."""
+
     @_builtins.property
-    def checkpoint_acks(self) -> Global___CheckpointAcks: ...
+    def checkpoint_acks(self) -> Global___CheckpointAcks:
+        """What became of checkpoints."""
+
     def __init__(
         self,
         *,
@@ -156,8 +184,11 @@ class Lease(_message.Message):
     ATTEMPT_FIELD_NUMBER: _builtins.int
     FENCING_TOKEN_FIELD_NUMBER: _builtins.int
     run: _builtins.str
+    """Name of the run, `{namespace}/{job}/{run}`."""
     attempt: _builtins.int
+    """From 1."""
     fencing_token: _builtins.int
+    """Log index of the grant; rises with every grant."""
     def __init__(
         self,
         *,
@@ -229,7 +260,9 @@ class Hello(_message.Message):
         """Handlers this process has. Required."""
 
     @_builtins.property
-    def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
+    def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """For people and filters; at most 32."""
+
     @_builtins.property
     def held(self) -> _containers.RepeatedCompositeFieldContainer[Global___Lease]:
         """Leases this process still holds, after a reconnect."""
@@ -269,7 +302,9 @@ class Welcome(_message.Message):
     MAX_BATCH_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
+    """Who leads."""
     term: _builtins.int
+    """The Raft term in which it leads."""
     max_batch: _builtins.int
     """Most items in one Completions frame."""
     incarnation: _builtins.str
@@ -285,7 +320,9 @@ class Welcome(_message.Message):
         """Hello.held, sorted: `kept` count from the moment Hello was sent, `lost` must stop at once."""
 
     @_builtins.property
-    def lost(self) -> _containers.RepeatedCompositeFieldContainer[Global___Lease]: ...
+    def lost(self) -> _containers.RepeatedCompositeFieldContainer[Global___Lease]:
+        """Stop these at once: somebody else may already have them."""
+
     def __init__(
         self,
         *,
@@ -312,9 +349,13 @@ class KeptLease(_message.Message):
     LEASE_FIELD_NUMBER: _builtins.int
     LEASE_DURATION_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def lease(self) -> Global___Lease: ...
+    def lease(self) -> Global___Lease:
+        """As Hello named it."""
+
     @_builtins.property
-    def lease_duration(self) -> _duration_pb2.Duration: ...
+    def lease_duration(self) -> _duration_pb2.Duration:
+        """From the moment that Hello was sent."""
+
     def __init__(
         self,
         *,
@@ -342,7 +383,9 @@ class Redirect(_message.Message):
     leader_id: _builtins.str
     """Empty while nobody is known to lead."""
     leader_address: _builtins.str
+    """Its API address, `host:port`; empty with `leader_id`."""
     term: _builtins.int
+    """The Raft term that this is about."""
     @_builtins.property
     def retry_after(self) -> _duration_pb2.Duration:
         """How long to wait before dialling again when nobody is known to lead."""
@@ -414,34 +457,51 @@ class Assignments(_message.Message):
         CHECKPOINT_FIELD_NUMBER: _builtins.int
         UPSTREAM_RUN_FIELD_NUMBER: _builtins.int
         handler: _builtins.str
+        """Name of the code to run."""
         queue: _builtins.str
+        """The queue that it waited in."""
         payload: _builtins.bytes
+        """For the handler; at most 256 KiB."""
         content_type: _builtins.str
+        """Of the payload."""
         idempotency_key: _builtins.str
+        """The same for all attempts of the run, never used again."""
         max_attempts: _builtins.int
+        """With the first."""
         covers_count: _builtins.int
+        """How many; exact up to 1,000, a floor beyond; 0 for a manual trigger."""
         checkpoint: _builtins.bytes
         """What an earlier attempt of the run saved last; empty: nothing."""
         upstream_run: _builtins.str
         """The run that this one comes after, or empty."""
         @_builtins.property
-        def lease(self) -> Global___Lease: ...
+        def lease(self) -> Global___Lease:
+            """Which attempt."""
+
         @_builtins.property
         def nominal_time(self) -> _timestamp_pb2.Timestamp:
             """Unset for a manual trigger."""
 
         @_builtins.property
-        def due_time(self) -> _timestamp_pb2.Timestamp: ...
+        def due_time(self) -> _timestamp_pb2.Timestamp:
+            """Nominal time plus jitter, or the time of the trigger."""
+
         @_builtins.property
         def lease_duration(self) -> _duration_pb2.Duration:
             """Full length, once the assignment is confirmed."""
 
         @_builtins.property
-        def attempt_timeout(self) -> _duration_pb2.Duration: ...
+        def attempt_timeout(self) -> _duration_pb2.Duration:
+            """The attempt is to end within this."""
+
         @_builtins.property
-        def covers_from_time(self) -> _timestamp_pb2.Timestamp: ...
+        def covers_from_time(self) -> _timestamp_pb2.Timestamp:
+            """First nominal time that the run stands for; unset for a manual trigger."""
+
         @_builtins.property
-        def covers_to_time(self) -> _timestamp_pb2.Timestamp: ...
+        def covers_to_time(self) -> _timestamp_pb2.Timestamp:
+            """The last one."""
+
         def __init__(
             self,
             *,
@@ -473,7 +533,9 @@ class Assignments(_message.Message):
     seq: _builtins.int
     """Rises by 1 within a session, from 1."""
     @_builtins.property
-    def items(self) -> _containers.RepeatedCompositeFieldContainer[Global___Assignments.Item]: ...
+    def items(self) -> _containers.RepeatedCompositeFieldContainer[Global___Assignments.Item]:
+        """At most Welcome.max_batch."""
+
     def __init__(
         self,
         *,
@@ -503,7 +565,9 @@ class Heartbeat(_message.Message):
         progress: _builtins.float
         """0..1."""
         @_builtins.property
-        def lease(self) -> Global___Lease: ...
+        def lease(self) -> Global___Lease:
+            """Which attempt."""
+
         def __init__(
             self,
             *,
@@ -519,8 +583,11 @@ class Heartbeat(_message.Message):
     SEQ_FIELD_NUMBER: _builtins.int
     ITEMS_FIELD_NUMBER: _builtins.int
     seq: _builtins.int
+    """Rises by 1 within a session, from 1."""
     @_builtins.property
-    def items(self) -> _containers.RepeatedCompositeFieldContainer[Global___Heartbeat.Item]: ...
+    def items(self) -> _containers.RepeatedCompositeFieldContainer[Global___Heartbeat.Item]:
+        """Every lease that is held."""
+
     def __init__(
         self,
         *,
@@ -545,12 +612,15 @@ class HeartbeatAck(_message.Message):
     LOST_FIELD_NUMBER: _builtins.int
     CANCELS_FIELD_NUMBER: _builtins.int
     seq: _builtins.int
+    """The Heartbeat frame that this answers."""
     @_builtins.property
     def lost(self) -> _containers.RepeatedCompositeFieldContainer[Global___Lease]:
         """Stop these at once: somebody else may already have them."""
 
     @_builtins.property
-    def cancels(self) -> _containers.RepeatedCompositeFieldContainer[Global___Cancel]: ...
+    def cancels(self) -> _containers.RepeatedCompositeFieldContainer[Global___Cancel]:
+        """Attempts that are to stop."""
+
     def __init__(
         self,
         *,
@@ -590,9 +660,13 @@ class Completions(_message.Message):
         retryable: _builtins.bool
         """For `error`: whether another attempt can help."""
         @_builtins.property
-        def lease(self) -> Global___Lease: ...
+        def lease(self) -> Global___Lease:
+            """Which attempt."""
+
         @_builtins.property
-        def error(self) -> _run_pb2.AttemptError: ...
+        def error(self) -> _run_pb2.AttemptError:
+            """Why it failed."""
+
         @_builtins.property
         def retry_after(self) -> _duration_pb2.Duration:
             """For `error`: wait at least this long; 0: as the retry policy says."""
@@ -619,8 +693,11 @@ class Completions(_message.Message):
     SEQ_FIELD_NUMBER: _builtins.int
     ITEMS_FIELD_NUMBER: _builtins.int
     seq: _builtins.int
+    """Rises by 1 within a session, from 1."""
     @_builtins.property
-    def items(self) -> _containers.RepeatedCompositeFieldContainer[Global___Completions.Item]: ...
+    def items(self) -> _containers.RepeatedCompositeFieldContainer[Global___Completions.Item]:
+        """At most Welcome.max_batch."""
+
     def __init__(
         self,
         *,
@@ -647,10 +724,13 @@ class CompletionAcks(_message.Message):
         OUTCOME_FIELD_NUMBER: _builtins.int
         CURRENT_TOKEN_FIELD_NUMBER: _builtins.int
         outcome: Global___CompletionOutcome.ValueType
+        """What the log says of it."""
         current_token: _builtins.int
         """For FENCED: token of the newest grant of that run."""
         @_builtins.property
-        def lease(self) -> Global___Lease: ...
+        def lease(self) -> Global___Lease:
+            """Which attempt."""
+
         def __init__(
             self,
             *,
@@ -669,7 +749,9 @@ class CompletionAcks(_message.Message):
     seq: _builtins.int
     """The Completions frame that this answers."""
     @_builtins.property
-    def items(self) -> _containers.RepeatedCompositeFieldContainer[Global___CompletionAcks.Item]: ...
+    def items(self) -> _containers.RepeatedCompositeFieldContainer[Global___CompletionAcks.Item]:
+        """One for each item of the frame, in its order."""
+
     def __init__(
         self,
         *,
@@ -699,7 +781,9 @@ class Checkpoints(_message.Message):
         data: _builtins.bytes
         """At most 16 KiB; takes the place of what was saved before."""
         @_builtins.property
-        def lease(self) -> Global___Lease: ...
+        def lease(self) -> Global___Lease:
+            """Which attempt."""
+
         def __init__(
             self,
             *,
@@ -715,8 +799,11 @@ class Checkpoints(_message.Message):
     SEQ_FIELD_NUMBER: _builtins.int
     ITEMS_FIELD_NUMBER: _builtins.int
     seq: _builtins.int
+    """Rises by 1 within a session, from 1."""
     @_builtins.property
-    def items(self) -> _containers.RepeatedCompositeFieldContainer[Global___Checkpoints.Item]: ...
+    def items(self) -> _containers.RepeatedCompositeFieldContainer[Global___Checkpoints.Item]:
+        """At most Welcome.max_batch."""
+
     def __init__(
         self,
         *,
@@ -745,10 +832,13 @@ class CheckpointAcks(_message.Message):
         OUTCOME_FIELD_NUMBER: _builtins.int
         CURRENT_TOKEN_FIELD_NUMBER: _builtins.int
         outcome: Global___CompletionOutcome.ValueType
+        """What the log says of it."""
         current_token: _builtins.int
         """For FENCED: token of the newest grant of that run."""
         @_builtins.property
-        def lease(self) -> Global___Lease: ...
+        def lease(self) -> Global___Lease:
+            """Which attempt."""
+
         def __init__(
             self,
             *,
@@ -767,7 +857,9 @@ class CheckpointAcks(_message.Message):
     seq: _builtins.int
     """The Checkpoints frame that this answers."""
     @_builtins.property
-    def items(self) -> _containers.RepeatedCompositeFieldContainer[Global___CheckpointAcks.Item]: ...
+    def items(self) -> _containers.RepeatedCompositeFieldContainer[Global___CheckpointAcks.Item]:
+        """One for each item of the frame, in its order."""
+
     def __init__(
         self,
         *,
@@ -789,8 +881,11 @@ class Cancel(_message.Message):
     LEASE_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     reason: _builtins.str
+    """For people."""
     @_builtins.property
-    def lease(self) -> Global___Lease: ...
+    def lease(self) -> Global___Lease:
+        """Which attempt."""
+
     def __init__(
         self,
         *,
@@ -813,6 +908,7 @@ class Drain(_message.Message):
 
     REASON_FIELD_NUMBER: _builtins.int
     reason: _builtins.str
+    """For people."""
     def __init__(
         self,
         *,
@@ -861,20 +957,33 @@ class Worker(_message.Message):
     SDK_FIELD_NUMBER: _builtins.int
     LABELS_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
+    """As its Hello says."""
     instance_id: _builtins.str
+    """As its Hello says."""
     slots: _builtins.int
+    """As its Hello says."""
     busy: _builtins.int
     """Leases it holds."""
     draining: _builtins.bool
+    """It takes no more runs."""
     sdk: _builtins.str
+    """As its Hello says."""
     @_builtins.property
-    def queues(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def queues(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """As its Hello says."""
+
     @_builtins.property
-    def handlers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def handlers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """As its Hello says."""
+
     @_builtins.property
-    def last_heartbeat_time(self) -> _timestamp_pb2.Timestamp: ...
+    def last_heartbeat_time(self) -> _timestamp_pb2.Timestamp:
+        """By the leader's clock."""
+
     @_builtins.property
-    def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
+    def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """As its Hello says."""
+
     def __init__(
         self,
         *,
