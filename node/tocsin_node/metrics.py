@@ -111,6 +111,7 @@ class Metrics:
         self._jobs = gauge("jobs", "Jobs that are stored.")
         self._active = gauge("active_runs", "Runs that have not ended.")
         self._dead_letters = gauge("dead_letters", "Runs that are kept as FAILED.")
+        self._alerts = gauge("alerts", "Jobs that have not succeeded in time.")
         self._workers = gauge("workers", "Workers with a session; on the leader.")
         self._slots = Gauge(
             "tocsin_slots", "Slots of all workers; on the leader.", ["state"], registry=registry
@@ -214,6 +215,7 @@ class Metrics:
         self._jobs.set(len(state.jobs))
         self._active.set(len(state.waiting) + len(state.leases))
         self._dead_letters.set(state.failed_count)
+        self._alerts.set(len(state.alerted))
         load = self._load() if leads else Load(0, 0, 0, None)
         self._workers.set(load.workers)
         self._slots.labels("busy").set(load.busy)

@@ -215,3 +215,23 @@ async def test_a_job_with_many_runs_is_deleted_in_slices(cluster: Cluster, one: 
     *cancelling, burying = [changed for changed in seen if changed]
     assert [len(changed) for changed in cancelling] == [100, 100]
     assert len(burying) == 250
+
+
+async def test_a_watch_from_before_what_was_dropped_is_told_to_begin_anew(
+    cluster: Cluster, one: Stubs
+) -> None:
+    (first, *rest) = await several(one, 3)
+    revision = cluster.servers["n1"].replica.state.index
+    await cancel(one, names=[first])
+    dropped = cluster.servers["n1"].replica.state.runs[first].revision
+    request = job_pb2.DeleteJobRequest(name="report", cancel_active_runs=True, request_id=rid())
+    await one.jobs.DeleteJob(request)
+    assert not cluster.servers["n1"].replica.state.runs.keys() & {first, *rest}
+    call = one.runs.WatchRuns(run_pb2.WatchRunsRequest(from_revision=revision))
+    refused = await refusal(call.read())
+    assert refused.reason == "REVISION_COMPACTED"
+    oldest = int(refused.detail["oldest_revision"])
+    assert oldest >= dropped
+    call = one.runs.WatchRuns(run_pb2.WatchRunsRequest(from_revision=oldest))
+    assert (await call.read()).revision >= oldest
+    call.cancel()

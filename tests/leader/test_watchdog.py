@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+
+import pytest
 
 from tests.leader.world import JOB, T0_MS, Node, until, virtual
+from tocsin.v1 import worker_pb2
 from tocsin_node.core import command as c
 
 
@@ -77,3 +81,41 @@ async def test_a_clock_that_is_set_forward_is_noticed() -> None:
         await asyncio.sleep(1)
         node.clock.set_by_ms = 3_600_000
         await until(lambda: alert_ms(node) is not None, within_s=3)
+
+
+def test_alerts_their_ends_and_dead_letters_are_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING, "tocsin_node.leader.watchdog")
+
+    def told() -> list[str]:
+        found = [record.getMessage() for record in caplog.records if "watchdog" in record.name]
+        caplog.clear()
+        return found
+
+    @virtual
+    async def play() -> None:
+        node = Node()
+        node.start()
+        await node.create(must_succeed_within_ms=60_000)
+        await until(lambda: alert_ms(node) is not None, within_s=100)
+        await asyncio.sleep(1)
+        assert told() == [f"alert: job {JOB} has not succeeded within 60 s"]
+        run = await node.trigger()
+        worker = node.worker()
+        await worker.greet()
+        (item,) = await worker.take()
+        error = worker_pb2.Completions.Item(lease=item.lease, retryable=False)
+        error.error.kind = "Boom"
+        await worker.report(error)
+        assert told() == [f"dead letter: run {run} failed for good: Boom: not retryable"]
+        await node.depose()
+        node.elect()
+        worker = node.worker()
+        await worker.greet()
+        assert told() == [], "the last leader has told of it"
+        await node.trigger()
+        (item,) = await worker.take()
+        await worker.succeed(item.lease)
+        assert told() == [f"alert over: job {JOB}: all is well again"]
+        await node.stop()
+
+    play()

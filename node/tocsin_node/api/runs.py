@@ -286,6 +286,13 @@ class RunService(run_pb2_grpc.RunServiceServicer):
                 "the cluster was restored from a backup since: list, then watch from there",
                 detail={"oldest_revision": str(state.restored.index)},
             )
+        if 0 < revision < state.dropped_revision:
+            # What was dropped may have ended, or begun, without this watch having heard of it.
+            raise Refusal(
+                "REVISION_COMPACTED",
+                "runs that changed since are no longer kept: list, then watch from there",
+                detail={"oldest_revision": str(state.dropped_revision)},
+            )
 
     async def _frames(self, watch: _Watch) -> AsyncIterator[run_pb2.WatchRunsResponse]:
         """What has changed since the watch's revision, then what changes, for ever."""

@@ -149,6 +149,7 @@ class State:
         self._recent: list[tuple[int, tuple[str, ...]]] = []
         self._recent_count = 0
         self._recent_floor = 0
+        self.dropped_revision = 0  # of what is gone; whoever watches from before it may miss it
         self._version_uses: Counter[tuple[str, int]] = Counter()  # of past versions
         self._watched: dict[str, int] = {}  # by job, its place in the heap of alerts
         self._alerts: list[tuple[int, str]] = []  # heap; may hold places that jobs have left
@@ -500,6 +501,7 @@ class State:
         else:
             self._unindex_run(run)
         del self.runs[name], book.runs[name]
+        self.dropped_revision = max(self.dropped_revision, run.revision)
         if not book.runs:
             self._let_go(book)
             self._left_cells[book.cell.scope] = book.cell
@@ -988,7 +990,7 @@ def restore_chunks(chunks: Iterable[bytes]) -> State:
     for chunk in remaining:
         section = decode_section(chunk)
         if section.name == "end":
-            state._recent_floor = state.index
+            state._recent_floor = state.dropped_revision = state.index
             state.loaded_templates.clear()
             return state
         if section.name not in _LOADERS:

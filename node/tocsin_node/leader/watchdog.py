@@ -1,4 +1,4 @@
-"""Raises the alerts of jobs that have not succeeded in time.
+"""Raises the alerts of jobs that have not succeeded in time; logs these, their ends, dead letters.
 
 Owns when to look. Refuses to judge: core/watch.py does, from the replicated state, so it makes no
 difference who leads, or whether a worker ever came. An alert that is raised twice is one.
@@ -10,11 +10,13 @@ import asyncio
 import logging
 
 from tocsin_node.core.command import RaiseAlert
+from tocsin_node.core.model import RunState
 from tocsin_node.core.result import Reason, Rejected
 from tocsin_node.leader.wake import SLEEP_MS_MAX, Wake, repeat
 from tocsin_node.replica import Changes, Replica
 
 BATCH_MAX = 1_000
+TOLD_MAX = 10  # dead letters of one entry that the log names
 NOT_DUE_MS = 50  # the entry was stamped before the look: hardly ever, and soon over
 
 log = logging.getLogger(__name__)
@@ -27,10 +29,12 @@ class Watchdog:
         self._replica = replica
         self._wake = Wake()
         self._loop: asyncio.Task[None] | None = None
+        self._alerted: dict[str, None] = {}  # jobs of whose alert's end nobody has told
         replica.subscribe(self._on_changes)
 
     def start(self, term: int) -> None:
         assert self._loop is None, f"term {term} began before the last one was over"
+        self._alerted = dict.fromkeys(self._replica.state.alerted)
         self._loop = asyncio.ensure_future(repeat(self._pass, "watchdog"))
 
     async def stop(self) -> None:
@@ -46,8 +50,32 @@ class Watchdog:
         self._wake.set()
 
     def _on_changes(self, changes: Changes) -> None:
-        if self._loop is not None and changes.jobs:
+        if self._loop is None:
+            return
+        if changes.jobs:
             self._wake.set()
+            self._tell_of_ends(changes)
+        runs, index = self._replica.state.runs, changes.index
+        dead = [
+            run
+            for run in map(runs.get, changes.runs)
+            if run is not None and run.state is RunState.FAILED and run.end_index == index
+        ]
+        for run in dead[:TOLD_MAX]:
+            log.warning("dead letter: run %s failed for good: %s", run.name, run.reason)
+        if len(dead) > TOLD_MAX:
+            log.warning("dead letters: %d more runs failed for good", len(dead) - TOLD_MAX)
+
+    def _tell_of_ends(self, changes: Changes) -> None:
+        """Logs the alerts that are over."""
+        jobs, alerted = self._replica.state.jobs, self._replica.state.alerted
+        for name in changes.jobs:
+            if name in alerted:
+                self._alerted[name] = None
+            elif name in self._alerted:
+                del self._alerted[name]
+                why = "all is well again" if name in jobs else "the job was deleted"
+                log.warning("alert over: job %s: %s", name, why)
 
     async def _pass(self) -> None:
         """Raises what is due now, or sleeps until something may be."""
