@@ -1,4 +1,5 @@
 """A Raft group of real processes that are killed at random, and the account of what they promised.
+Now and then a minority loses its disks as well, and rejoins.
 
 Every acknowledgement that a process wrote before it died is kept here. `check` asks every node for
 its state and holds it against the account: each acknowledged number is there, on every node, and
@@ -10,6 +11,7 @@ from __future__ import annotations
 import json
 import queue
 import random
+import shutil
 import signal
 import socket
 import subprocess
@@ -29,13 +31,14 @@ PATIENCE_S = 60.0
 # Where a process ends: by a signal from outside, or in the middle of what its disk does.
 INSTANTS = ("any", "any", "journal", "segment", "snapshot", "compaction")
 DIE_WITHIN_S = 5.0
+LOSE_DISKS = 0.3  # of the kills of a minority, how many take the disks with them
 ELECTION_S = 1.0  # the longest silence of a leader before an election
 
 
 class Process:
     """One node: what it acknowledged, and its answers."""
 
-    def __init__(self, node_id: str, peers: dict[str, str], folder: Path) -> None:
+    def __init__(self, node_id: str, peers: dict[str, str], folder: Path, *, rejoin: bool) -> None:
         self.node_id = node_id
         self.acknowledged: deque[tuple[str, int]] = deque()  # filled by the reader's thread
         self.started = False
@@ -47,6 +50,7 @@ class Process:
                 [
                     sys.executable, "-m", "tests.chaos.raft_node", "--node", node_id,
                     "--peers", json.dumps(peers), "--folder", str(folder),
+                    *(["--rejoin"] if rejoin else []),
                 ],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -122,12 +126,13 @@ class Group:
         self.acknowledged: defaultdict[str, set[int]] = defaultdict(set)
         self.kills: Counter[str] = Counter()
         self.most_at_once = 0
+        self.disks_lost = 0
         folder.mkdir(parents=True, exist_ok=True)
         certs.create(folder / "certs", CLUSTER, self.node_ids)
 
-    def start(self, node_ids: Sequence[str]) -> None:
+    def start(self, node_ids: Sequence[str], *, rejoin: bool = False) -> None:
         for node_id in node_ids:
-            self.processes[node_id] = Process(node_id, self.peers, self.folder)
+            self.processes[node_id] = Process(node_id, self.peers, self.folder, rejoin=rejoin)
         for node_id in node_ids:
             process = self.processes[node_id]
             assert process.ready.wait(PATIENCE_S), f"{node_id} does not start:\n{process.tail()}"
@@ -165,6 +170,7 @@ class Group:
         chance = self.random
         count = chance.choice((1, 1, 1, 2, len(self.node_ids) // 2 + 1, len(self.node_ids)))
         victims = chance.sample(self.node_ids, count)
+        lose_disks = chance.random() < LOSE_DISKS and self._can_lose(count)
         at = chance.choice(INSTANTS)
         if at != "any":
             for node_id in victims:
@@ -184,8 +190,21 @@ class Group:
                 process = self.processes[node_id]
                 assert process.process.poll() is None, f"{node_id} ended:\n{process.tail()}"
         self.let_them_write(chance.uniform(0, 0.4))
-        self.start(victims)
+        if lose_disks:
+            self.disks_lost += count
+            for node_id in victims:
+                shutil.rmtree(self.folder / node_id)
+        self.start(victims, rejoin=lose_disks)
         return count
+
+    def _can_lose(self, count: int) -> bool:
+        """Only a minority may be without what it acknowledged at one time."""
+        if 2 * count >= len(self.node_ids):
+            return False
+        return self.all_vote()
+
+    def all_vote(self) -> bool:
+        return all(process.ask("status")["vote"] for process in self.processes.values())
 
     def _wait_for_end(self, node_id: str, deadline: float) -> None:
         left = deadline - time.monotonic()
@@ -274,11 +293,13 @@ def kill_many(folder: Path, *, size: int, kills: int, seed: int) -> dict[str, An
             if rounds % 5 == 0:
                 acknowledged = group.check()
         acknowledged = group.check()
+        group.until("all nodes vote again", group.all_vote)
         return {
             "nodes": size,
             "seed": seed,
             "kills": done,
             "at once at most": group.most_at_once,
+            "disks lost": group.disks_lost,
             "acknowledged": acknowledged,
             **{f"kills: {at}": group.kills[at] for at in dict.fromkeys(INSTANTS)},
         }

@@ -142,7 +142,7 @@ class Deadly(Disk):
 class Member:
     """The engine, its state, its writers, and whoever gives orders."""
 
-    def __init__(self, node_id: str, peers: dict[str, str], folder: Path) -> None:
+    def __init__(self, node_id: str, peers: dict[str, str], folder: Path, *, rejoin: bool) -> None:
         self.seen = Seen()
         self.disk = Deadly()
         self.engine = Engine(
@@ -157,6 +157,7 @@ class Member:
             tls=certs.node_files(folder / "certs", node_id),
             snapshot=self,
             disk=self.disk,
+            rejoin=rejoin,
         )
         self._going = asyncio.Event()
         self._going.set()
@@ -236,6 +237,7 @@ class Member:
             "term": engine.term,
             "applied": engine.applied_index,
             "last": engine.last_index,
+            "vote": engine.has_vote,
         }
 
     async def _until_refused(self) -> float:
@@ -261,10 +263,12 @@ def main() -> None:
     parser.add_argument("--node", required=True)
     parser.add_argument("--peers", type=json.loads, required=True)
     parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--rejoin", action="store_true")
     flags = parser.parse_args()
     logging.basicConfig(level="INFO", format="%(asctime)s %(message)s")
     try:
-        asyncio.run(Member(flags.node, flags.peers, flags.folder).run())
+        member = Member(flags.node, flags.peers, flags.folder, rejoin=flags.rejoin)
+        asyncio.run(member.run())
     except StartRefused as error:
         logging.critical("refused: %s", error)
         sys.exit(1)

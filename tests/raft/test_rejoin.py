@@ -179,3 +179,35 @@ async def test_a_folder_without_its_journal_is_refused(new_cluster):
         await cluster.make("n1", rejoin=True).engine.start()
     assert not (cluster.folder / "n1").exists()
     await asyncio.sleep(0)
+
+
+async def start_all(cluster, **first_index):
+    for node_id in cluster.peers:
+        member = cluster.make(node_id, first_index=first_index.get(node_id, 1_000))
+        cluster.members[node_id] = member
+        await member.engine.start()
+
+
+async def test_it_is_sent_a_log_that_starts_elsewhere(new_cluster):
+    cluster = new_cluster(3)
+    await start_all(cluster)
+    leader = await cluster.leader()
+    lost = names(await cluster.followers())[0]
+    index, _ = await leader.engine.propose(b"k=v")
+    assert index > 1_000
+    back = await lose_disk(cluster, lost, rejoin=True, first_index=5_000)
+    await cluster.until(lambda: back.engine.has_vote)
+    assert back.values == {"k": "v"}
+    assert not leader.fatal
+
+
+async def test_a_node_whose_log_was_made_to_start_elsewhere_is_refused(new_cluster):
+    cluster = new_cluster(3)
+    await start_all(cluster, n3=1)
+    await (await cluster.leader()).engine.propose(b"k=v")
+    odd = cluster.members["n3"]
+    await cluster.until(lambda: odd.transport.refusals[Refusal.REFUSED_US] > 0)
+    told = [m.transport.refusals[Refusal.OTHER_START] for m in cluster.members.values()]
+    assert sum(told) > 0
+    assert odd.values == {}
+    assert not odd.engine.is_serving

@@ -44,7 +44,8 @@ class Hello(TypedDict):
     `folder`, `starts` and `start` are its Incarnation (datadir.py): they tell a node from another
     that claims its id. `schema` is how much of the language of commands it understands.
     `incarnation` is that of the cluster: of the backup's restore that it was made by, if any.
-    `rejoining`: its disk was lost, and it has no vote.
+    `rejoining`: its disk was lost, and it has no vote. `first_index`: where its log was made to
+    start; 0: not known.
     """
 
     protocol: Count
@@ -56,6 +57,7 @@ class Hello(TypedDict):
     schema: NotRequired[Count]
     incarnation: NotRequired[ShortText]
     rejoining: NotRequired[bool]
+    first_index: NotRequired[Count]
 
 
 class Refused(TypedDict):

@@ -82,7 +82,11 @@ def restore(
     if making.exists():
         shutil.rmtree(making)  # left by a restore that did not come to its end
     folder = DataDir.claim(
-        making, cluster_id=cluster_id, node_id=node_id, cluster_incarnation=incarnation
+        making,
+        cluster_id=cluster_id,
+        node_id=node_id,
+        cluster_incarnation=incarnation,
+        first_index=at,
     )
     try:
         source = SnapshotStore(backup.parent, cluster_id=cluster_id, disk=disk)

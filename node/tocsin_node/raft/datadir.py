@@ -62,6 +62,11 @@ class DataDir:
         return str(self._identity.get("cluster_incarnation", ""))
 
     @property
+    def first_index(self) -> int:
+        """Where the log started when the folder was made; 0 if another folder's goes on here."""
+        return int(self._identity.get("first_index", 0))
+
+    @property
     def rejoining(self) -> bool:
         """Whether this folder is in place of one that was lost, and the node has no vote yet."""
         return bool(self._identity.get("rejoining", False))
@@ -83,12 +88,14 @@ class DataDir:
         node_id: str,
         cluster_incarnation: str = "",
         rejoin: bool = False,
+        first_index: int = 0,
     ) -> DataDir:
         """Takes the folder, creating it on the first start.
 
         Args:
             cluster_incarnation: for a folder that is made now, from a backup.
             rejoin: the node's folder was lost, and this one, which must be empty, is in its place.
+            first_index: where the log of a folder that is made now starts.
 
         Raises:
             DataDirInUse: another node process holds it.
@@ -110,6 +117,7 @@ class DataDir:
             made: dict[str, Any] = {
                 "cluster_incarnation": cluster_incarnation,
                 "rejoining": rejoin,
+                "first_index": 0 if rejoin else first_index,
             }
             incarnation, identity = _identify(
                 path, cluster_id=cluster_id, node_id=node_id, made=made

@@ -252,7 +252,11 @@ class Engine:
         if self._rejoin and not self._others:
             raise StartRefused(f"node {self._id} is alone: nobody has what its disk has lost")
         self._folder = DataDir.claim(
-            self._data_dir, cluster_id=self._cluster_id, node_id=self._id, rejoin=self._rejoin
+            self._data_dir,
+            cluster_id=self._cluster_id,
+            node_id=self._id,
+            rejoin=self._rejoin,
+            first_index=self._first_index,
         )
         try:
             reserve = DiskReserve(
@@ -273,7 +277,8 @@ class Engine:
                 disk=self._disk,
                 syncer=self._syncer,
                 snapshot=kept[0].base if kept else None,
-                first_index=self._first_index,
+                # Who rejoins is sent what it lacks, wherever the log of the others starts.
+                first_index=FIRST_INDEX if self._folder.rejoining else self._first_index,
             )
             self._expect_journal(self._folder)
             self._disk_care = DiskCare(
@@ -539,7 +544,11 @@ class Engine:
 
     def _identity(self, folder: DataDir) -> Identity:
         return Identity(
-            self._name(), folder.incarnation, folder.cluster_incarnation, folder.rejoining
+            self._name(),
+            folder.incarnation,
+            folder.cluster_incarnation,
+            folder.rejoining,
+            folder.first_index,
         )
 
     def _expect_journal(self, folder: DataDir) -> None:

@@ -80,6 +80,7 @@ class Refusal(enum.Enum):
     WRONG_NODE = "it is another node than expected"
     UNKNOWN_NODE = "its node id is not in this cluster's configuration"
     OTHER_INCARNATION = "it was not made by the same restore from a backup"
+    OTHER_START = "its log was made to start at another index"
     OTHER_FOLDER = "it has lost its data folder or an older copy is in its place"
     SECOND_NODE = "another process is already linked under its node id"
     WRONG_PROTOCOL = "it speaks another version of the protocol"
@@ -109,12 +110,14 @@ class Identity:
     Attributes:
         cluster: the cluster's incarnation, see DataDir.
         rejoining: its disk was lost, and it has no vote.
+        first_index: where its log was made to start; 0: not known.
     """
 
     name: NodeName
     incarnation: Incarnation
     cluster: str = ""
     rejoining: bool = False
+    first_index: int = 0
 
 
 class PeerMemory(Protocol):
@@ -358,6 +361,7 @@ class Transport(_transport.Transport):  # type: ignore[misc]
             "schema": self._schema,
             "incarnation": self._identity.cluster,
             "rejoining": self._identity.rejoining,
+            "first_index": self._identity.first_index,
         }
 
     def _fault_of(self, link: _Link, hello: Message) -> tuple[Refusal, str] | None:
@@ -384,6 +388,9 @@ class Transport(_transport.Transport):  # type: ignore[misc]
         if theirs != self._identity.cluster and not (rejoins and not theirs):
             detail = f"{_shown(theirs)}, ours is {_shown(self._identity.cluster)}"
             return Refusal.OTHER_INCARNATION, detail
+        start, own_start = int(hello.get("first_index", 0)), self._identity.first_index
+        if start and own_start and start != own_start:
+            return Refusal.OTHER_START, f"{start}, ours is {own_start}: see raft.first_index"
         return self._fault_of_folder(node_id, _incarnation(hello), rejoins=rejoins)
 
     def _fault_of_folder(
