@@ -302,13 +302,17 @@ class AsyncCall:
         self._ended = ended
 
     def begin(self) -> Coroutine[Any, Any, Item] | None:
-        if self._attempt.is_fresh():
-            return self._attempt.run_async(self._handler)
-        self._ended(self._attempt.unstarted())
+        attempt = self._attempt
+        if not attempt.is_fresh():
+            self._ended(attempt.unstarted())
+        elif attempt.control.stopped() is not None:  # while it waited for its turn
+            self._ended(attempt.from_error(asyncio.CancelledError()))
+        else:
+            return attempt.run_async(self._handler)
         return None
 
     def waits(self, task: asyncio.Task[None]) -> None:
-        """A stop cancels the task; before it has waited, nothing could have told it to stop."""
+        """A stop cancels the task from now on; until now nothing else could run on this loop."""
         loop = task.get_loop()
 
         def cancel(cause: ControlFlow) -> None:

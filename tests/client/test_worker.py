@@ -811,3 +811,25 @@ async def test_a_worker_that_begins_late_takes_less_at_a_time(
     for run, token in (("a/b/1", 41), ("a/b/2", 42)):
         stream.acknowledge((await stream.report(run, token)).lease)
     await stream.credit(4, 1)
+
+
+async def test_what_is_stopped_before_its_turn_is_never_called(kit: Any) -> None:
+    node = await kit.node()
+    worker = Worker([node.address], slots=8)
+    called: list[int] = []
+
+    @worker.handler
+    async def work(ctx: Context) -> None:
+        called.append(ctx.fencing_token)
+        assert worker._session is not None
+        for key, attempt in worker._session._running.items():
+            if key.token != ctx.fencing_token:
+                attempt.stop(tocsin.Cancelled("asked to"))
+
+    kit.serve(worker)
+    stream = await node.accept()
+    stream.welcome()
+    stream.assign(kit.item("a/b/1", 41), kit.item("a/b/2", 42))
+    assert (await stream.report("a/b/1", 41)).HasField("result")
+    assert (await stream.report("a/b/2", 42)).cancelled
+    assert called == [41]
