@@ -27,6 +27,10 @@ handler: import
 args: {region: eu, pages: 3, fast: true, code: "007", ratio: 0.5, none: null, tags: [1, a]}
 max_attempts: 5
 lease: 45s
+start_deadline: 1h
+max_concurrent: 3
+concurrency_key: db
+max_per_key: 2
 labels: {team: pay}
 ---
 job: billing/report
@@ -92,6 +96,9 @@ def test_a_document_says_what_the_options_of_create_say() -> None:
     }
     assert first.retry_policy is not None
     assert (first.retry_policy.max_attempts, first.lease_duration) == (5, timedelta(seconds=45))
+    assert first.start_deadline == timedelta(hours=1)
+    assert (first.max_concurrent_runs, first.concurrency_key) == (3, "db")
+    assert first.max_concurrent_per_key == 2
     assert dict(first.labels) == {"team": "pay"}
     assert second.after == (After("billing/import", "ANY"),)  # type: ignore[arg-type]
     assert second.overlap_policy is OverlapPolicy.SKIP
