@@ -72,6 +72,7 @@ class Life:
         self.state = State()
         self.now_ms = START_MS + self.random.randrange(1_000)
         self.requests = 0
+        self.log: list[tuple[int, int, list[bytes]]] = []
         # Little is kept, so that ranges, versions and with them calendars are forgotten.
         limits = replace(Limits(), ledger_window_ms=900_000, runs_per_job=3)
         self.apply(c.BeginTerm(1, "n1", limits, "wall"))
@@ -101,6 +102,8 @@ class Life:
             self.work()
 
     def apply(self, *commands: c.Command) -> list[object]:
+        encoded = [c.encode(command) for command in commands]
+        self.log.append((self.state.index + 1, self.now_ms, encoded))
         results = machine.apply_entry(self.state, self.state.index + 1, self.now_ms, list(commands))
         for command, result in zip(commands, results, strict=True):
             if isinstance(result, Rejected):
@@ -216,6 +219,7 @@ class Life:
                 self.apply(c.Complete(name, self.state.index, c.AttemptOutcome.SUCCEEDED))
 
     def apply_loosely(self, command: c.Command) -> list[object]:
+        self.log.append((self.state.index + 1, self.now_ms, [c.encode(command)]))
         return list(machine.apply_entry(self.state, self.state.index + 1, self.now_ms, [command]))
 
     # -- of what
@@ -266,6 +270,10 @@ class Life:
     # -- what must hold
 
     def check(self) -> None:
+        replayed = State()
+        for index, stamp_ms, encoded in self.log:
+            machine.apply_entry(replayed, index, stamp_ms, [c.decode(each) for each in encoded])
+        assert snapshot(replayed) == snapshot(self.state), f"seed {self.seed}"
         named = Counter(
             key
             for spec in (
