@@ -169,7 +169,8 @@ class _OnExcludedEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_OnExcluded
     """Recorded as skipped, `excluded`."""
     ON_EXCLUDED_NEXT: _OnExcluded.ValueType  # 2
     """Due at the next instant that is not excluded; its name stays. Of those that meet there, the
-    first 99 are occurrences of their own and the last one covers the rest.
+    first are occurrences of their own and the last one covers the rest, so that there are at most
+    100, or `catchup_limit` if that is lower.
     """
 
 class OnExcluded(_OnExcluded, metaclass=_OnExcludedEnumTypeWrapper):
@@ -181,7 +182,8 @@ ON_EXCLUDED_SKIP: OnExcluded.ValueType  # 1
 """Recorded as skipped, `excluded`."""
 ON_EXCLUDED_NEXT: OnExcluded.ValueType  # 2
 """Due at the next instant that is not excluded; its name stays. Of those that meet there, the
-first 99 are occurrences of their own and the last one covers the rest.
+first are occurrences of their own and the last one covers the rest, so that there are at most
+100, or `catchup_limit` if that is lower.
 """
 Global___OnExcluded: _TypeAlias = OnExcluded  # noqa: Y015
 
