@@ -255,12 +255,17 @@ class FakeClient:
         parent: str = "",
         from_time: datetime | None = None,
         to_time: datetime | None = None,
+        *,
+        stale_ok: bool = False,
     ) -> list[types.JobAudit]:
-        self._note("audit_jobs", parent, from_time=from_time, to_time=to_time)
+        options = {"from_time": from_time, "to_time": to_time, "stale_ok": stale_ok}
+        self._note("audit_jobs", parent, **options)
         return self.audits
 
-    def explain(self, name: str, time: datetime) -> list[types.Explanation]:
-        self._note("explain", name, time)
+    def explain(
+        self, name: str, time: datetime, *, stale_ok: bool = False
+    ) -> list[types.Explanation]:
+        self._note("explain", name, time, stale_ok=stale_ok)
         return self.stories
 
     def get_run(self, name: str, *, stale_ok: bool = False) -> Run:
@@ -342,8 +347,8 @@ class FakeClient:
             raise TimeoutError(f"{name} is still {self.runs[0].state}")
         return self.runs[0]
 
-    def get_fence(self, resource: str) -> types.Fence:
-        self._note("get_fence", resource)
+    def get_fence(self, resource: str, *, stale_ok: bool = False) -> types.Fence:
+        self._note("get_fence", resource, stale_ok=stale_ok)
         none = types.Fence(
             resource=resource, highest_token=0, run="", update_time=None, end_time=None
         )

@@ -40,7 +40,11 @@ def test_an_audit_without_fault_exits_with_0(tocsin: Tocsin, client: FakeClient)
     (asked,) = client.asked("audit_jobs")
     assert asked == (
         ("hello",),
-        {"from_time": datetime(2026, 11, 29, tzinfo=UTC), "to_time": None},
+        {
+            "from_time": datetime(2026, 11, 29, tzinfo=UTC),
+            "to_time": None,
+            "stale_ok": False,
+        },
     )
 
 

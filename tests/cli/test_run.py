@@ -10,7 +10,7 @@ from datetime import timedelta
 import pytest
 from click.testing import Result
 
-from tests.cli.conftest import NOON, FakeClient, make_run
+from tests.cli.conftest import NOON, FakeClient, make_job, make_run
 from tocsin.types import AttemptError, AttemptOutcome, RunChanges, RunState
 
 Tocsin = Callable[..., Result]
@@ -194,3 +194,35 @@ def test_lists_take_further_terms_and_may_be_stale(tocsin: Tocsin, client: FakeC
     client.runs = [make_run()]
     tocsin("run", "get", "hello/x", "--stale")
     assert client.asked("get_run") == [(("hello/x",), {"stale_ok": True})]
+
+
+def test_a_watch_takes_further_terms(tocsin: Tocsin, client: FakeClient) -> None:
+    tocsin("run", "watch", "--state", "failed", "--filter", "queue=slow")
+    tocsin("run", "watch", "--filter", "queue=slow")
+    asked = [arguments for arguments, _ in client.asked("watch_runs")]
+    assert asked == [("", "state=FAILED queue=slow", 0), ("", "queue=slow", 0)]
+
+
+@pytest.mark.parametrize(
+    ("command", "call"),
+    [
+        (("job", "get", "hello"), "get_job"),
+        (("job", "list"), "list_jobs"),
+        (("job", "occurrences", "hello"), "list_occurrences"),
+        (("job", "audit"), "audit_jobs"),
+        (("job", "explain", "hello", "2026-11-29T12:00:00Z"), "explain"),
+        (("run", "list"), "list_runs"),
+        (("run", "get", "hello/x"), "get_run"),
+        (("fence", "get", "r"), "get_fence"),
+        (("queue", "list"), "list_queues"),
+        (("namespace", "get", "a"), "get_queue"),
+    ],
+)
+def test_what_only_reads_may_be_stale(
+    tocsin: Tocsin, client: FakeClient, command: tuple[str, ...], call: str
+) -> None:
+    client.jobs["default/hello"] = make_job()
+    client.runs = [make_run()]
+    for options in ((), ("--stale",)):
+        assert tocsin(*command, *options).exit_code == 0
+    assert [options["stale_ok"] for _, options in client.asked(call)] == [False, True]

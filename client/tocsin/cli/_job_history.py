@@ -12,7 +12,7 @@ import click
 from tocsin.cli import _output
 from tocsin.cli._duration import INSTANT, in_zone, shown_instant
 from tocsin.cli._json import as_json
-from tocsin.cli._options import Settings, global_options, pass_settings
+from tocsin.cli._options import Settings, global_options, pass_settings, stale_option
 from tocsin.cli._output import Column
 from tocsin.types import AuditFault, Explanation, JobAudit
 
@@ -35,6 +35,7 @@ FAULT_EXIT_CODE = 4
     metavar="TIME",
     help="Up to here, inclusive.  [default: the last decided one]",
 )
+@stale_option
 @global_options
 @pass_settings
 @click.pass_context
@@ -46,6 +47,7 @@ def audit(
     name: str,
     from_time: datetime | None,
     to_time: datetime | None,
+    stale: bool,
 ) -> None:
     """Recompute schedules and compare them with the ledger: exactly one outcome for each time.
 
@@ -62,6 +64,7 @@ def audit(
             name,
             from_time=from_time and in_zone(from_time, None, option="--from"),
             to_time=to_time and in_zone(to_time, None, option="--to"),
+            stale_ok=stale,
         )
     _output.show_list(
         settings,
@@ -104,9 +107,10 @@ def _fault_words(fault: AuditFault) -> str:
 @click.command(short_help="Tell why a job ran at a time, or did not.")
 @click.argument("name")
 @click.argument("time", type=INSTANT)
+@stale_option
 @global_options
 @pass_settings
-def explain(settings: Settings, /, *, name: str, time: datetime) -> None:
+def explain(settings: Settings, /, *, name: str, time: datetime, stale: bool) -> None:
     """Tell why a job ran at TIME, or did not, by log index.
 
     TIME is an instant such as 2026-11-29T02:30:00Z, or, without an offset, a time on the clock of
@@ -119,7 +123,7 @@ def explain(settings: Settings, /, *, name: str, time: datetime) -> None:
       tocsin job explain hello 2026-11-29T07:00:05Z -o json
     """
     with settings.client() as client:
-        found = client.explain(name, time)
+        found = client.explain(name, time, stale_ok=stale)
     if settings.output == "table":
         for number, story in enumerate(found):
             if number:

@@ -9,7 +9,7 @@ import click
 from tocsin.cli import _output
 from tocsin.cli._duration import DURATION, shown_instant
 from tocsin.cli._json import as_json
-from tocsin.cli._options import Settings, global_options, pass_settings
+from tocsin.cli._options import Settings, global_options, pass_settings, stale_option
 from tocsin.types import Fence
 
 
@@ -31,9 +31,10 @@ def fence() -> None:
 
 @fence.command(short_help="Show the highest token of a resource.")
 @click.argument("resource")
+@stale_option
 @global_options
 @pass_settings
-def get(settings: Settings, /, *, resource: str) -> None:
+def get(settings: Settings, /, *, resource: str, stale: bool) -> None:
     """Show the highest token that was shown for RESOURCE; 0 if there is none.
 
     \b
@@ -41,7 +42,7 @@ def get(settings: Settings, /, *, resource: str) -> None:
       tocsin fence get s3/reports
     """
     with settings.client() as client:
-        _show(settings, client.get_fence(resource))
+        _show(settings, client.get_fence(resource, stale_ok=stale))
 
 
 @fence.command(short_help="Pass a fence, or be refused.")

@@ -153,6 +153,13 @@ def get(settings: Settings, /, *, name: str, stale: bool) -> None:
 @click.argument("job", default="")
 @click.option("--state", type=_STATES, help="Only runs in this state.")
 @click.option(
+    "--filter",
+    "filter_",
+    default="",
+    metavar="TERMS",
+    help="Further terms, such as 'queue=slow label.team=pay'; all must hold.",
+)
+@click.option(
     "--count",
     type=click.IntRange(min=1),
     metavar="N",
@@ -167,7 +174,14 @@ def get(settings: Settings, /, *, name: str, stale: bool) -> None:
 @global_options
 @pass_settings
 def watch(
-    settings: Settings, /, *, job: str, state: str | None, count: int | None, from_revision: int
+    settings: Settings,
+    /,
+    *,
+    job: str,
+    state: str | None,
+    filter_: str,
+    count: int | None,
+    from_revision: int,
 ) -> None:
     """Follow the runs of JOB, or all runs: one line each time one changes, until Ctrl-C.
 
@@ -177,6 +191,7 @@ def watch(
     \b
     Examples:
       tocsin run watch
+      tocsin run watch --state failed --filter 'queue=billing'
       tocsin run watch hello -o json | jq .state
     """
     left = count
@@ -184,7 +199,7 @@ def watch(
     with settings.client() as client:
         for changes in client.watch_runs(
             parent=_parent(job),
-            filter=f"state={state.upper()}" if state else "",
+            filter=f"state={state.upper()} {filter_}".strip() if state else filter_,
             from_revision=from_revision,
         ):
             for changed in changes.runs:
