@@ -262,3 +262,18 @@ def test_a_run_that_is_retried_by_hand_starts_its_dependants_anew_when_it_ends_a
     _, second = m.runs(B)
     assert second.upstream == first.upstream == before
     assert second.name == f"{first.name}.1"
+
+
+def test_a_run_that_was_started_once_is_not_started_again(m: Machine) -> None:
+    """A trigger that was forgotten in every respect makes its run anew, under the same name."""
+    m.limits(request_ids=1, runs_per_job=0)
+    m.create(A, every_s=0)
+    m.create(B, every_s=0, after=(After(A, Condition.ANY),))
+    trigger = c.TriggerJob(m.request(), A, None)
+    for _ in range(2):
+        run = m.done(trigger).name
+        m.succeed(run, m.grant(run))
+        assert run not in m.state.runs
+        m.done(c.TriggerJob(m.request(), A, None))
+    (after,) = [each for each in m.runs(B) if each.upstream == run]
+    assert after.create_index < m.state.index - 3, "it is the first one"

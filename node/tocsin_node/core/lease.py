@@ -49,6 +49,8 @@ def blocked(state: State, run: Run, *, now_ms: int) -> Rejected | None:
         )
     if book.active and (other := excluded_by(state, run)) is not None:
         return Rejected(Reason.BLOCKED, f"run {run.name} waits for {other} to end", {"run": other})
+    if not limits.is_limited(state, run.job, book):
+        return None
     return limits.refused_by(state, run, now_ms=now_ms)
 
 

@@ -24,10 +24,7 @@ _GATED = frozenset({ScopeKind.QUEUE, ScopeKind.NAMESPACE})
 
 def refused_by(state: State, run: Run, *, now_ms: int) -> Rejected | None:
     """The first limit that keeps a run from being granted now; None: none does."""
-    book = state.book_of(run)
-    if not is_limited(state, run.job, book):
-        return None
-    for scope in book.scopes:
+    for scope in state.scopes_of(run):
         gate = state.gates.get(scope) if scope[0] in _GATED else None
         if gate is not None and (refusal := _shut(gate, run, now_ms=now_ms)) is not None:
             return refusal

@@ -419,7 +419,7 @@ def _fire_job(state: State, name: str, uid: int, version: int, fire: Fire | Fire
         return _no_job(name)
     if job.paused:
         return Rejected(Reason.STALE_PLAN, f"job {job.name} is paused")
-    if (uid, version, fire.mark_time_ms) != (job.uid, job.version, job.mark_time_ms):
+    if fire.mark_time_ms != job.mark_time_ms or uid != job.uid or version != job.version:
         return _stale(job)
     if state.wide_active and wide.holding(state, job) is not None:
         return _stale(job)
@@ -698,11 +698,10 @@ def _grant_run(state: State, name: str, grant: Grant | Grants) -> Result:
             message = f"{limits.words(cell.scope)} had a grant in the same entry"
             limit = f"{cell.scope[0]}/{cell.scope[1]}"
             return Rejected(Reason.BLOCKED, message, {"limit": limit})
-    for cell in book.cells:
-        cell.granted_index = index
-        if limited and limits.most_held(state, run, cell.scope) == 1:
-            cell.alone_index = index
     if limited:
+        for cell in book.cells:
+            if limits.most_held(state, run, cell.scope) == 1:
+                cell.alone_index = index
         limits.spend(state, run)
     spec, waited = book.spec, run
     if spec.start_deadline_ms is not None:
@@ -762,8 +761,9 @@ def _succeed(state: State, name: str, token: int, result: bytes) -> Result:
     if run.lease is None or run.lease.token != token:
         return _answer_without_lease(state, run, token, _SUCCEEDED)
     ended = leases.succeed(run, result, now_ms=state.time_ms, index=state.index)
-    state.end_run(ended, state.book_of(ended))
-    _after_end(state, ended)
+    book = state.book_of(ended)
+    state.end_run(ended, book)
+    _after_end(state, ended, book)
     return Applied(ended)
 
 
@@ -1034,23 +1034,24 @@ def _settle_run(state: State, run: Run) -> None:
     """Stores a changed run; when it ended, applies retention, and buries a deleted job."""
     state.put_run(run)
     if _ended(run):
-        _after_end(state, run)
+        _after_end(state, run, state.books[run.job])
 
 
-def _after_end(state: State, run: Run) -> None:
+def _after_end(state: State, run: Run, book: Book) -> None:
     if state.dependants:
         dependants.start(state, run)
     job = state.jobs[run.job]
     if job.watch is not None:
         watch.set_back(state, run)
-    _retain(state, run.job)
+    if len(book.done) + len(book.failed) > state.limits.runs_per_job:
+        _retain(state, book)
     if job.deleted:
         _drop_if_gone(state, run.job)
 
 
-def _retain(state: State, job: str) -> None:
+def _retain(state: State, book: Book) -> None:
     """Drops finished runs of a job beyond their number; failed ones go last."""
-    book, most = state.books[job], state.limits.runs_per_job
+    most = state.limits.runs_per_job
     while len(book.done) + len(book.failed) > most:
         state.drop_run(next(iter(book.done or book.failed)))
 

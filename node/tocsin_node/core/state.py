@@ -474,6 +474,7 @@ class State:
         self.leases[name] = token
         for cell in book.cells:
             cell.held += 1
+            cell.granted_index = token
         if len(book.cells) > 3:
             self._index_stray(run)
 
