@@ -163,6 +163,8 @@ class RaftCore(_syncobj.SyncObj):  # type: ignore[misc]
             raftMaxTimeout=high / 1000,
             appendEntriesPeriod=heartbeat_interval_ms / 1000,
             leaderFallbackTimeout=cut_off_timeout_ms / 1000,
+            # Of the transport that is never made; but it must not be below the election timeout.
+            connectionTimeout=high / 1000,
             appendEntriesUseBatch=False,
             appendEntriesBatchSizeBytes=APPEND_BYTES_MAX,
             commandsWaitLeader=False,
