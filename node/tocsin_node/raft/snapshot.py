@@ -302,8 +302,10 @@ class Incoming:
             self.received_bytes += len(data)
 
     def sync_and_close(self) -> None:
-        self._disk.sync(self._fd)
-        self.close()
+        try:
+            self._disk.sync(self._fd)
+        finally:
+            self.close()
 
     def close(self) -> None:
         if self._fd >= 0:
