@@ -54,7 +54,10 @@ bench: .venv/.installed ## measure a cluster at small sizes and print the table 
 
 # Each of these tests says how to play a failing seed again.
 chaos: .venv/.installed ## faults on purpose with three seeds, and the random tests 20 times larger
-ifdef RAFT
+ifdef SIM
+# The Raft layer on virtual time: new histories for MINUTES=10.
+	$(BIN)/python -m tests.sim.chaos
+else ifdef RAFT
 # The Raft layer alone: a hundred kills of 3 and of 5 nodes, damage, cuts; half an hour.
 	$(BIN)/python -m pytest tests/chaos/test_raft.py -s $(ARGS)
 else

@@ -3,6 +3,7 @@
 - Election safety: at most one leader per term; and of its parts, one vote per node and term, and
   terms that never go back, through restarts too.
 - Log matching: an index and term name one entry, and one that precedes it.
+- A leader counts an entry as held by a peer only if it is durable there.
 - A committed entry is durable on a majority when it is committed, no node that holds it ever
   removes it or loses it in a crash, and every later leader has it (leader completeness).
 - State machine safety: what nodes apply at an index is the same, and so are their states there.
@@ -151,6 +152,17 @@ class Checker:
         if len(holders) < self._majority:
             self.violation(
                 f"{leader_id} commits entry {index} of term {term}, durable on {holders} only"
+            )
+
+    def counts(self, leader_id: str, peer_id: str, journal: Journal, index: int, term: int) -> None:
+        """A leader takes it that a peer holds its log up to an index."""
+        if self._terms.get(peer_id, 0) > term or index <= journal.first_index:
+            return  # A newer leader may have had it replaced since; or it is in a snapshot.
+        entry_term = journal.term_at(index)
+        log = self.durable.get(peer_id)
+        if log is None or entry_term is None or not _holds(log, index, entry_term):
+            self.violation(
+                f"{leader_id} counts entry {index} of term {entry_term} as held by {peer_id}"
             )
 
     # State machines.

@@ -98,6 +98,7 @@ class Node:
         self.may_fail = False
         self.seen = (0, 0)
         self.seen_commit = 0
+        self.seen_matches: dict[str, int] = {}
         self._cluster = cluster
         self._rng = cluster.rng_of("process", node_id)
         self.disk.on_sync = self._synced
@@ -198,9 +199,15 @@ class Node:
         if seen != self.seen and roles:
             self.seen = seen
             checker.in_term(self.id, seen[1])
+            self.seen_matches = {}
             if leads:
                 checker.leads(self.id, self.lives, seen[1], journal)
                 self._cluster.on_leader(self, seen[1])
+        if leads and roles:
+            for peer, match in core._SyncObj__raftMatchIndex.items():
+                if match > self.seen_matches.get(peer.id, 0):
+                    self.seen_matches[peer.id] = match
+                    checker.counts(self.id, peer.id, journal, match, seen[1])
         commit = core._SyncObj__raftCommitIndex
         if commit > self.seen_commit:
             first = self.seen_commit + 1

@@ -93,8 +93,13 @@ class _History:
         # On a node that has just become a leader, or has just voted.
         self._struck_leaders = chance.choice((0.0, 0.1, 0.5))
         self._struck_voters = chance.choice((0.0, 0.02, 0.2))
-        self._struck_commits = chance.choice((0.0, 0.0, 0.1, 0.3))
+        self._struck_commits = chance.choice((0.0, 0.0, 0.1, 0.5))
         self._usurpers = chance.choice((0.0, 0.0, 0.5, 1.0))
+        nodes = list(cluster.nodes.values())
+        chance.shuffle(nodes)
+        # They get the leadership from each other, and who is cut off has the same company.
+        self._rivals, self._friend = nodes[:2], nodes[2]
+        self._echoes = chance.choice((0.0, 0.5, 1.0))
         cluster.on_leader = self._strike_leader
         cluster.on_commit = self._strike_commit
         sent = cluster.network.on_send
@@ -399,6 +404,8 @@ class _History:
             return
         others = [node for node in self._cluster.nodes.values() if node is not leader]
         self._chance.shuffle(others)
+        if self._chance.random() < 0.7:
+            others.sort(key=lambda node: node is not self._friend)
         company = [node.id for node in others[: self._chance.randint(0, len(others) // 2 - 1)]]
         self._fault("usurp", leader)
         if leader.started and self._chance.random() < 0.7:
@@ -407,7 +414,10 @@ class _History:
         network.heal()
         rest = [node.id for node in others if node.id not in company]
         network.split([leader.id, *company], rest, hold=self._chance.random() < 0.5)
+        rivals = [node for node in self._rivals if node is not leader and node.id not in company]
         heir = others[-1]
+        if rivals and self._chance.random() < 0.6:
+            heir = self._chance.choice(rivals)
         if heir.alive and heir.process is not None:
             heir.process.jump(self._chance.choice((0.2, 0.5)))
 
@@ -415,9 +425,11 @@ class _History:
         self._cluster.log("leader", node.id, term)
         if not self._open:
             return
-        if self._chance.random() < 0.5 * self._usurpers:
+        if self._chance.random() < 0.6 * self._usurpers:
             self._usurp(node)
             return
+        if self._chance.random() < self._echoes:
+            self._cluster.network.echo(node.id, self._chance)
         if self._chance.random() >= self._struck_leaders:
             return
         kind = self._chance.random()

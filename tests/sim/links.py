@@ -6,6 +6,7 @@ so that it does not depend on the order in which a node addresses its peers.
 
 from __future__ import annotations
 
+import collections
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -61,6 +62,9 @@ class Network:
         self._ends: dict[str, SimLinks] = {}
         self._linked: dict[frozenset[str], int] = {}
         self._links_made = 0
+        self._recent = {
+            node_id: collections.deque[tuple[str, bytes]]((), 80) for node_id in node_ids
+        }
         self.weather = weather
         self.filter: Callable[[str, str, Message], bool] | None = None
         self.on_send: Callable[[str, str, Message], None] = lambda source, target, message: None
@@ -97,6 +101,12 @@ class Network:
                 delay = direction.rng.random() * late
                 self._world.after(delay, self._deliver, source, target, frame)
 
+    def echo(self, target: str, rng: random.Random) -> None:
+        """Messages that reached a node before come again, in any order."""
+        recent = self._recent[target]
+        for source, frame in rng.sample(list(recent), min(20, len(recent))):
+            self._world.after(rng.random() * 0.02, self._deliver, source, target, frame)
+
     def break_link(self, one: str, other: str) -> None:
         """Both ends learn that their connection is gone; they make another when they can."""
         pair = frozenset((one, other))
@@ -109,6 +119,9 @@ class Network:
         self._try_soon(one, other)
 
     # Ends.
+
+    def end(self, node_id: str) -> SimLinks:
+        return self._ends[node_id]
 
     def join(self, end: SimLinks) -> None:
         self._ends[end.node_id] = end
@@ -177,6 +190,7 @@ class Network:
         end = self._ends.get(target)
         if end is not None and not self._directions[source, target].cut:
             self.log(source, target, frame)
+            self._recent[target].append((source, frame))
             end.process.arrive(end.take, source, frame)
 
 

@@ -18,9 +18,10 @@ SEEDS = range(24)
 CATCHING = {
     "ack before sync": 0,
     "matching tail truncated": 0,
-    "vote not synced": 16,
+    "vote not synced": 0,
+    "commit of an older term counted": 5,
     "snapshot replacing a newer journal": 0,
-    "ReadIndex without a round": 0,
+    "ReadIndex without a round": 2,
 }
 CATCHING_SEEDS = 200
 
