@@ -33,10 +33,11 @@ log = logging.getLogger("tocsin.worker")
 FIRST_FRAME_WITHIN = 3.0  # seconds from dialling to Welcome or Redirect
 SILENCE_MAX = 3.0  # seconds without a frame, after which another node is dialled
 HEARTBEAT_EVERY = 0.8  # seconds at the latest; each side sends something at least every second
+REPORTS_IN_FLIGHT_MAX = 8  # frames of reports that are not answered yet
 REPORT_EVERY = 0.01  # seconds between two frames of reports, unless they fill one
 COALESCE = 0.02  # seconds between two credit frames
 ACKNOWLEDGE_AFTER = 0.05  # seconds from an assignment to the heartbeat that names it
-NAMED_AFTER = 0.5  # seconds from an assignment, after which it is named even if it has ended
+NAMED_AFTER = 0.25  # seconds from an assignment, after which it is named even if it has ended
 STALL = 1.0  # seconds in which nothing here ran: what is read after it may be old
 TICK = 0.25  # seconds; the longest that a deadline is noticed late on another clock
 ABORT_WITHIN = 8.0  # seconds that a second request to stop waits for handlers and acknowledgements
@@ -217,7 +218,6 @@ class Session:
             if key in self._checkpoints:
                 self._drop_checkpoint(key, LeaseLost("the attempt is over"))
             self.table.finished(key)
-            self._unnamed.pop(key, None)
             if key in self._void:
                 self._void.discard(key)
                 self._lost.discard(key)
@@ -330,6 +330,7 @@ class Session:
         self._heartbeat_extra = float("-inf")  # any
         self._report_seq = 0
         self._reports_sent = float("-inf")
+        self._unanswered: set[int] = set()  # frames of reports, by number
         self._batch_max = BATCH_DEFAULT
         self._assign_seq = 0
         self._credit: tuple[int, int] | None = None  # slots and sequence, as last sent
@@ -508,6 +509,7 @@ class Session:
                 self._report(key, Item(lease=cancel.lease, cancelled=True))
 
     def _take_completion_acks(self, frame: worker_pb2.CompletionAcks) -> None:
+        self._unanswered.discard(frame.seq)
         for item in frame.items:
             key = _key(item.lease)
             self.table.drop(key)
@@ -548,8 +550,8 @@ class Session:
             self._drain_sent = True
             drain = worker_pb2.Drain(reason=self._drain_reason)
             return worker_pb2.SessionRequest(drain=drain)
-        if now >= self._heartbeat_due():
-            return worker_pb2.SessionRequest(heartbeat=self._heartbeat(now))
+        if now >= self._heartbeat_due() and (heartbeat := self._heartbeat(now)) is not None:
+            return worker_pb2.SessionRequest(heartbeat=heartbeat)
         if now >= self._reports_due():
             self._reports_sent = now
             return worker_pb2.SessionRequest(completions=self._completions())
@@ -573,23 +575,29 @@ class Session:
             due = min(due, max(self._unnamed_since, self._heartbeat_extra) + ACKNOWLEDGE_AFTER)
         return due
 
-    def _heartbeat(self, now: float) -> worker_pb2.Heartbeat:
-        """Names every lease at its interval, and between them only new ones.
+    def _heartbeat(self, now: float) -> worker_pb2.Heartbeat | None:
+        """Names every lease at its interval, and between them only new ones; None: there are none.
 
-        What has ended a moment ago is not named: its report is on the way, and says more.
+        What has ended a moment ago is not named: its report is on the way, and says more. Where
+        that takes long, it is named after all, before the leader gives it to somebody else.
         """
-        if now >= self._heartbeat_sent + self._heartbeat_every:
+        in_full = now >= self._heartbeat_sent + self._heartbeat_every
+        if in_full:
             self._heartbeat_sent = now
-            held = [
-                lease
-                for lease in self.table.held()
-                if not lease.finished or now - lease.received > NAMED_AFTER
-            ]
+            candidates = self.table.held()
         else:
-            new = (self.table.get(key) for key in self._unnamed)
-            held = [lease for lease in new if lease is not None]
-        self._heartbeat_extra = now
+            found = (self.table.get(key) for key in self._unnamed)
+            candidates = [lease for lease in found if lease is not None]
+        held: list[Lease] = []
         self._unnamed.clear()
+        for lease in candidates:
+            if not lease.finished or now - lease.received > NAMED_AFTER:
+                held.append(lease)
+            else:
+                self._unnamed[lease.key] = None
+        self._heartbeat_extra = now
+        if not held and not in_full:
+            return None
         self._heartbeat_seq += 1
         self.table.sent(self._heartbeat_seq, [lease.key for lease in held], now)
         return worker_pb2.Heartbeat(
@@ -616,11 +624,16 @@ class Session:
             size += item.ByteSize()
             items.append(item)
         self._report_seq += 1
+        self._unanswered.add(self._report_seq)
         return worker_pb2.Completions(seq=self._report_seq, items=items)
 
     def _reports_due(self) -> float:
-        """A lone report leaves at once, and what follows gathers for a moment."""
-        if not self._unsent:
+        """A lone report leaves at once, and what follows gathers for a moment.
+
+        It also gathers while many frames are unanswered: a node that is behind would stop reading,
+        and heartbeats would wait behind reports.
+        """
+        if not self._unsent or len(self._unanswered) >= REPORTS_IN_FLIGHT_MAX:
             return float("inf")
         if len(self._unsent) >= self._batch_max:
             return float("-inf")

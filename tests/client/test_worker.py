@@ -833,3 +833,33 @@ async def test_what_is_stopped_before_its_turn_is_never_called(kit: Any) -> None
     assert (await stream.report("a/b/1", 41)).HasField("result")
     assert (await stream.report("a/b/2", 42)).cancelled
     assert called == [41]
+
+
+async def test_reports_gather_while_the_node_is_behind_and_heartbeats_do_not_wait(
+    kit: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tocsin._session.REPORTS_IN_FLIGHT_MAX", 1)
+    node = await kit.node()
+    worker = Worker([node.address], slots=8)
+
+    @worker.handler
+    async def work(ctx: Context) -> None:
+        pass
+
+    kit.serve(worker)
+    stream = await node.accept()
+    stream.welcome()
+    stream.assign(kit.item("a/b/1", 41))
+    first = await stream.report("a/b/1", 41)
+    stream.assign(kit.item("a/b/2", 42), kit.item("a/b/3", 43), seq=2)
+    # Nobody answers the first report, so the others are held back, and spoken for meanwhile.
+    await stream.until(
+        lambda: any(
+            {item.lease.fencing_token for item in beat.items} >= {42, 43}
+            for beat in stream.of_kind("heartbeat")
+        )
+    )
+    assert len(stream.of_kind("completions")) == 1
+    stream.acknowledge(first.lease)
+    await stream.report("a/b/3", 43)
+    assert [len(frame.items) for frame in stream.of_kind("completions")] == [1, 2]
