@@ -32,7 +32,7 @@ def one(cluster: Cluster) -> Stubs:
 
 async def several(stubs: Stubs, count: int, name: str = "report", **fields: Any) -> list[str]:
     await create(stubs, name, overlap_policy=job_pb2.OVERLAP_POLICY_ALLOW, **fields)
-    return [await trigger(stubs, name) for _ in range(count)]
+    return list(await asyncio.gather(*[trigger(stubs, name) for _ in range(count)]))
 
 
 def states(cluster: Cluster, runs: list[str]) -> list[str]:
