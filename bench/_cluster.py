@@ -221,7 +221,12 @@ def surroundings() -> dict[str, Any]:
 
 def used_us(before: dict[str, float], after: dict[str, float], count: int) -> float:
     """CPU microseconds of all processes for each of `count`."""
-    return round(sum(after[name] - before.get(name, 0.0) for name in after) * 1e6 / count, 1)
+    return round(sum(used_s(before, after).values()) * 1e6 / count, 1)
+
+
+def used_s(before: dict[str, float], after: dict[str, float]) -> dict[str, float]:
+    """CPU seconds by process; what one that was killed has used is not known, and counts as 0."""
+    return {name: round(max(0.0, after[name] - before.get(name, 0.0)), 2) for name in after}
 
 
 def calibrate() -> float:

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from typing import Any
 from zoneinfo import ZoneInfo
 
-from bench._cluster import Start, summary, used_us
+from bench._cluster import Start, summary, used_s, used_us
 from tocsin import ApiError, AsyncClient, At, Cron, Job
 
 EXPRESSIONS = 50
@@ -139,6 +139,6 @@ def drained(
         "drained_s": round(took_s, 3),
         "start_lateness_ms": summary(start.lateness_ms for start in starts),
         "cpu_us_per_run": used_us(before, after, runs),
-        "cpu_s": {name: round(after[name] - before.get(name, 0.0), 2) for name in after},
+        "cpu_s": used_s(before, after),
         "early": sum(start.start_time_s < start.due_time_s for start in starts),
     }

@@ -822,7 +822,11 @@ async def test_what_is_stopped_before_its_turn_is_never_called(kit: Any) -> None
     async def work(ctx: Context) -> None:
         called.append(ctx.fencing_token)
         assert worker._session is not None
-        for key, attempt in worker._session._running.items():
+        running, until = worker._session._running, time.monotonic() + kit.PATIENCE
+        while len(running) < 2:  # the session's thread has both in hand, and is on its way
+            assert time.monotonic() < until
+            time.sleep(0)  # noqa: ASYNC251 - this loop must not go on before
+        for key, attempt in list(running.items()):
             if key.token != ctx.fencing_token:
                 attempt.stop(tocsin.Cancelled("asked to"))
 
