@@ -1035,3 +1035,17 @@ def test_a_limit_of_one_outlasts_within_an_entry_its_own_end(m: Machine) -> None
     )
     assert isinstance(grant, Rejected), "the two would have one token"
     assert m.grant(second) > index
+
+
+def test_a_restore_does_the_same_on_a_node_that_has_loaded_a_snapshot(m: Machine) -> None:
+    """There leases are found in the order in which their runs were made, not were granted."""
+    m.create(every_s=0, overlap=Overlap.ALLOW)
+    first, second = m.trigger().name, m.trigger().name
+    m.grant(second)
+    m.grant(first)
+    loaded = restore(snapshot(m.state))
+    begin = c.BeginIncarnation(m.state.incarnation, "anew", True)
+    index = m.state.index + 1
+    for state in (m.state, loaded):
+        machine.apply_entry(state, index, m.now_ms, [begin])
+    assert snapshot(loaded) == snapshot(m.state)

@@ -165,7 +165,7 @@ def _begin_incarnation(state: State, command: BeginIncarnation) -> Result:
         return Rejected(Reason.STALE_PLAN, f"the cluster is {state.incarnation or 'not named yet'}")
     state.incarnation = command.incarnation
     if command.restored:
-        held = tuple(state.leases)
+        held = tuple(sorted(state.leases))  # on a node that loaded a snapshot they lie otherwise
         state.restored = Restored(state.index, state.time_ms, len(held), held[:IN_FLIGHT_MAX])
         for name in held:
             _end_lease(state, state.runs[name], "the cluster was restored from a backup")
