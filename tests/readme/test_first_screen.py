@@ -97,7 +97,7 @@ def tree(tmp_path: Path) -> Iterator[Path]:
             shutil.copy2(ROOT / name, tmp_path / name)
     config = tmp_path / "cluster.yaml"
     text = config.read_text()
-    ports = iter(free_ports(6))
+    ports = iter(free_ports(len(re.findall(r"127\.0\.0\.1:\d+", text))))
     config.write_text(re.sub(r"(127\.0\.0\.1):\d+", lambda _: f"127.0.0.1:{next(ports)}", text))
     yield tmp_path
     shutil.rmtree(tmp_path / ".venv", ignore_errors=True)
