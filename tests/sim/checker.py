@@ -3,6 +3,7 @@
 - Election safety: at most one leader per term; and of its parts, one vote per node and term, and
   terms that never go back, through restarts too.
 - Log matching: an index and term name one entry, and one that precedes it.
+- No acknowledgement leaves before what it speaks of is durable: the disk records what was synced.
 - A leader counts an entry as held by a peer only if it is durable there.
 - A committed entry is durable on a majority when it is committed, no node that holds it ever
   removes it or loses it in a crash, and every later leader has it (leader completeness).
@@ -89,6 +90,13 @@ class Checker:
     # Roles.
 
     def sent(self, source: str, target: str, message: dict[str, Any]) -> None:
+        if message["type"] == "next_node_idx" and message["success"]:
+            log = self.durable.get(source)
+            if log is None or log[-1][1] < message["next_node_idx"] - 1:
+                self.violation(
+                    f"{source} acknowledges entry {message['next_node_idx'] - 1} before its disk"
+                    " has it"
+                )
         if message["type"] == "response_vote":
             voted = self._votes.setdefault((source, message["term"]), target)
             if voted != target:

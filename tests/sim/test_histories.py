@@ -46,6 +46,12 @@ def test_a_broken_rule_is_caught(rule):
     pytest.fail(f"{CATCHING_SEEDS} seeds did not notice: {rule}")
 
 
+def test_an_acknowledgement_before_its_sync_is_seen_when_it_leaves():
+    with broken("ack before sync"):
+        violations = [violation for seed in range(5) for violation in play(seed).violations]
+    assert [violation for violation in violations if "before its disk has it" in violation]
+
+
 def fingerprint(outcome: Outcome) -> int:
     return zlib.crc32(repr((outcome.trace, outcome.acked, outcome.events)).encode())
 
