@@ -357,6 +357,8 @@ class Leadership:
     def _on_event(self, event: LeaderEvent) -> None:
         if event.kind == "elected":
             self._elected_term = event.term
+            # At once: loops of an older term that have not ended yet must find no other time.
+            self._replica.clock.lead()
         elif event.kind == "deposed":
             self._elected_term = None
             self._replica.clock.follow()
@@ -406,7 +408,6 @@ class Leadership:
         others' clocks have to be measured first, which takes some round trips.
         """
         clock = self._replica.clock
-        clock.lead()
         until_ms = clock.elapsed_ms() + BASE_PATIENCE_MS
         while not clock.is_known and clock.elapsed_ms() < until_ms and self._elected_term == term:
             await asyncio.sleep(BASE_LOOK_S)

@@ -65,3 +65,47 @@ async def test_a_full_collection_waits_until_the_node_does_not_lead() -> None:
     finally:
         gc.enable()
         gc.unfreeze()
+
+
+async def test_what_became_garbage_after_it_was_kept_out_of_collections_goes_too() -> None:
+    gc.disable()
+    try:
+        cycle = _Cycle()
+        gone = weakref.ref(cycle)
+        gc.collect()
+        gc.freeze()
+        del cycle
+        gc.collect()
+        assert gone() is not None
+        task = asyncio.create_task(garbage.collect_now_and_then(lambda: False, every_s=0.001))
+        async with asyncio.timeout(PATIENCE_S):
+            while gone() is not None:
+                await asyncio.sleep(0.001)
+        task.cancel()
+    finally:
+        gc.enable()
+        gc.unfreeze()
+
+
+async def test_a_leader_puts_it_off_for_a_day_at_most() -> None:
+    asked = 0
+
+    def leads() -> bool:
+        nonlocal asked
+        asked += 1
+        return True
+
+    gc.disable()
+    try:
+        cycle = _Cycle()
+        gone = weakref.ref(cycle)
+        del cycle
+        task = asyncio.create_task(garbage.collect_now_and_then(leads, every_s=0.001))
+        async with asyncio.timeout(PATIENCE_S):
+            while gone() is not None:
+                await asyncio.sleep(0.001)
+        task.cancel()
+        assert asked > garbage.PUT_OFF_MAX
+    finally:
+        gc.enable()
+        gc.unfreeze()

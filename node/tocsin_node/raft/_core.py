@@ -287,6 +287,7 @@ class RaftCore(_syncobj.SyncObj):  # type: ignore[misc]
         if rejoining and self.is_leader():
             # What an older folder of this node held is not there any more.
             self._SyncObj__raftMatchIndex[node] = 0
+            self.rules.forget(node)
         self.rejoin.linked(node, rejoining=rejoining)
 
     def has_vote(self, node: PeerNode) -> bool:

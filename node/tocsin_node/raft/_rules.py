@@ -89,6 +89,10 @@ class MessageRules:
                 del self._parked[node]
                 self._ack(node, parked, deliver)
 
+    def forget(self, node: Any) -> None:
+        """Drops what has waited of a peer whose disk was lost: it does not hold that any more."""
+        self._parked.pop(node, None)
+
     def _is_durable(self, ack: Message) -> bool:
         return bool(ack["next_node_idx"] - 1 <= self._journal.durable_index)
 

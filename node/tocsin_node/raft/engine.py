@@ -118,6 +118,8 @@ PROGRESS_BYTES = 64 * 1024 * 1024
 HANDOVER_TIMEOUT_S = 1.0
 # How long an unfit leader that found no successor waits before it tries again.
 HANDOVER_RETRY_S = 5.0
+# Entries that a successor may still lack when a hand-over begins, which holds up proposals.
+HEIR_LACKS_MAX = 1_000
 # A link on which nothing comes for so long, and for four elections, is given up.
 SILENCE_S = 4.0
 
@@ -657,10 +659,19 @@ class Engine:
     def _has_heir(self) -> bool:
         """Whether an attempt to hand over may succeed; it holds up proposals, so it has to."""
         core = self._core
-        if core is None or core.clocks is None:
+        if core is None:
+            return False
+        return any(self._is_heir(core, node) for node in self._others)
+
+    def _is_heir(self, core: RaftCore, node: PeerNode) -> bool:
+        """Whether a peer is fit, has a vote, and lacks so little that it can soon have all."""
+        lacks = self.last_index - (core.match_index(node) or 0)
+        if not core.is_connected(node) or not core.rejoin.has_vote(node) or lacks > HEIR_LACKS_MAX:
+            return False
+        if core.clocks is None:
             return True
-        told = [core.clocks.of(node) for node in self._others if not core.is_doubted(node)]
-        return any(fitness is not None and fitness.fit for fitness in told)
+        told = core.clocks.of(node)
+        return told is not None and told.fit and not core.is_doubted(node)
 
     async def _leave_to_another(self, reasons: Sequence[str]) -> None:
         try:
