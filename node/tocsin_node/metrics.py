@@ -65,7 +65,7 @@ class Metrics:
         self._server: WSGIServer | None = None
         self._thread: threading.Thread | None = None
         self._task: asyncio.Task[None] | None = None
-        self._queues: dict[str, str] = {}
+        self._queues: set[str] = set()  # that are counted by name
         self.registry = registry = CollectorRegistry()
         self._runs = Counter(
             "tocsin_runs", "Runs that ended.", ["queue", "outcome"], registry=registry
@@ -194,10 +194,12 @@ class Metrics:
                 self._duration.labels(queue).observe(_seconds(last.start_time_ms, last.end_time_ms))
 
     def _label(self, queue: str) -> str:
-        found = self._queues.get(queue)
-        if found is None:
-            found = self._queues[queue] = queue if len(self._queues) < QUEUES_MAX else "other"
-        return found
+        """A queue's name while they are few; of further ones nothing is kept."""
+        if queue not in self._queues:
+            if len(self._queues) >= QUEUES_MAX:
+                return "other"
+            self._queues.add(queue)
+        return queue
 
     async def _refresh_often(self) -> None:
         while True:

@@ -84,6 +84,8 @@ async def test_queues_beyond_a_hundred_are_counted_together() -> None:
     labels = {measured._label(f"q{number}") for number in range(QUEUES_MAX + 50)}
     assert len(labels) == QUEUES_MAX + 1
     assert "other" in labels
+    assert measured._label("q0") == "q0"
+    assert len(measured._queues) == QUEUES_MAX, "names beyond the hundred are kept"
 
 
 @pytest.mark.parametrize("leads", [True, False])
