@@ -2,6 +2,8 @@
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
+# Most tests wait for processes rather than work, so a few files run at once; JOBS=0 for one by one.
+SIDE_BY_SIDE := -n $(or $(JOBS),3) --dist loadfile --no-loadscope-reorder
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check --no-deps
 
 .DEFAULT_GOAL := help
@@ -20,7 +22,7 @@ up: .venv/.installed ## start all nodes of cluster.yaml on this machine; Ctrl-C 
 	$(BIN)/tocsin up -c cluster.yaml
 
 test: .venv/.installed .tools/interop/.installed ## run the tests; ARGS='-k lease' passes options to pytest
-	$(BIN)/python -m pytest tests --ignore=tests/chaos $(ARGS)
+	$(BIN)/python -m pytest tests --ignore=tests/chaos $(SIDE_BY_SIDE) $(ARGS)
 
 check: check-format check-lint check-types check-stubs check-oldest ## format, lint, types, stubs
 

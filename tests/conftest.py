@@ -12,31 +12,55 @@ import pytest
 
 # Seconds on a quiet machine of two cores.
 BUDGETS_S = {
-    "api": 40,
+    "api": 60,
     "audit": 2,
     "cli": 20,
     "client": 60,
     "clock": 20,
     "cluster": 150,
-    "config": 5,
+    "config": 10,
     "core": 10,
     "crontab": 10,
     "interop": 20,
     "examples": 40,
-    "leader": 25,
+    "leader": 40,
     "planner": 2,
     "protos": 2,
     "promises": 90,
-    "properties": 40,
+    "properties": 100,
     "raft": 60,
     "readme": 90,
-    "schedule": 40,
+    "schedule": 60,
     "sim": 25,
-    "testing": 15,
+    "testing": 30,
     "verify": 60,
 }
 
+# Begun first, since two or three files run side by side: what takes long must not come last.
+LONG_FIRST = (
+    "properties/test_mutations",
+    "properties/test_histories",
+    "cluster/test_demo",
+    "readme/",
+    "verify/test_drill",
+    "promises/",
+    "cluster/",
+    "schedule/test_oracle",
+    "client/",
+    "raft/",
+    "api/",
+)
+
 _spent_s: Counter[str] = Counter()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    def place(item: pytest.Item) -> int:
+        path = item.nodeid.removeprefix("tests/")
+        found = [place for place, start in enumerate(LONG_FIRST) if path.startswith(start)]
+        return found[0] if found else len(LONG_FIRST)
+
+    items.sort(key=place)  # stable: the order within a file stays
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

@@ -80,7 +80,7 @@ def test_bad_input_is_refused_and_changes_nothing(three: Cluster) -> None:
         assert named in refused.stderr, refused.stderr
     refused = three.tocsin("job", "create", "Bad Name", "--command", "true")
     assert refused.returncode == 2
-    big = '"' + "x" * (256 * 1024) + '"'
+    big = '{"text": "' + "x" * (256 * 1024) + '"}'
     payload = three.scratch.folder / "big"
     payload.write_text(big)
     refused = three.tocsin("job", "create", "big", "--handler", "h", "--payload", f"@{payload}")
