@@ -89,12 +89,14 @@ class Sweeps:
         known = self._replica.state.requests.get(key.id)
         index = self._replica.state.index + 1 if known is None else known.index
         names = [] if self._so_far(key).done else await self._matching(wide, index)
+        at = 0
         while True:
-            part, names = tuple(names[:SLICE_RUNS]), names[SLICE_RUNS:]
-            command = SweepRuns(key, wide.retry, part, wide.reason, last=not names)
+            part, at = tuple(names[at : at + SLICE_RUNS]), at + SLICE_RUNS
+            is_last = at >= len(names)
+            command = SweepRuns(key, wide.retry, part, wide.reason, last=is_last)
             swept = (await self._replica.execute(command)).value
             assert isinstance(swept, Sweep), f"a sweep gave {swept!r}"
-            if swept.done or not names:
+            if swept.done or is_last:
                 return swept
 
     async def _matching(self, wide: Wide, index: int) -> list[str]:
