@@ -201,6 +201,16 @@ def test_a_late_refusal_does_not_go_back_to_what_the_peer_holds(core):
     assert core.next["n2"] == 15
 
 
+def test_a_refusal_of_what_was_sent_further_on_does_not_undo_a_step_back(core):
+    core.leads = True
+    receive(core, ack(next_node_idx=10, reset=True, success=False))
+    receive(core, ack(next_node_idx=11, reset=True, success=False))
+    assert core.next["n2"] == 10
+    receive(core, ack(next_node_idx=11))
+    receive(core, ack(next_node_idx=15, reset=True, success=False))
+    assert core.next["n2"] == 15
+
+
 def test_an_ack_waits_for_the_journal(core, journal):
     journal.add(b"e11", 11, 3)
     success = {"type": "next_node_idx", "next_node_idx": 12, "reset": False, "success": True}

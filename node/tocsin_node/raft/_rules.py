@@ -58,6 +58,8 @@ class MessageRules:
         self._held: deque[tuple[Any, Message]] = deque()
         # The newest ack of each peer that runs ahead of this leader's own disk.
         self._parked: dict[Any, tuple[Message, Deliver]] = {}
+        # Where each peer's refusals have led so far, with the term; until it accepts something.
+        self._refused: dict[Any, tuple[int, int]] = {}
         self._votes_term = 0
         self._voters: set[Any] = set()
 
@@ -166,6 +168,14 @@ class MessageRules:
             ):
                 self._parked[node] = (message, deliver)
             message = message | {"success": False, "reset": False}
+        if message["reset"]:
+            # Refusals of what was sent further on come later, and must not undo a step back.
+            term, lowest = self._refused.get(node, (0, 0))
+            if term == message["term"]:
+                message = message | {"next_node_idx": min(lowest, message["next_node_idx"])}
+            self._refused[node] = (message["term"], message["next_node_idx"])
+        elif message["success"]:
+            self._refused.pop(node, None)
         sent_up_to = self._core.next_index(node)
         deliver(node, message)
         if message["success"] and not message["reset"]:
