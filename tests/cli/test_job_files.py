@@ -142,14 +142,67 @@ def test_a_dry_run_stores_nothing_and_knows_of_new_jobs_before(
     assert list(client.list_jobs()) == []
 
 
-def test_a_refused_job_keeps_no_other_from_being_stored(tocsin: Tocsin, client: Client) -> None:
-    text = "job: a/bad\nhandler: h\ncron: 61 * * * *\n---\njob: a/good\nhandler: h\n"
-    for extra in ([], ["--dry-run"]):
-        done = tocsin("job", "apply", "-f", tocsin.file, *extra, text=text)
+def test_of_documents_of_which_some_are_refused_none_is_stored(
+    tocsin: Tocsin, client: Client
+) -> None:
+    text = (
+        "job: bad\nhandler: h\ncron: 61 * * * *\n---\njob: a/good\nhandler: h\nafter: [bad]\n"
+        "---\njob: a/late\nhandler: h\nafter: [a/nowhere]\n"
+    )
+    for command in (["apply"], ["apply", "--dry-run"], ["diff"]):
+        done = tocsin("job", *command, "-f", tocsin.file, text=text)
+        assert "document 1 (default/bad)" in done.stderr
+        assert "document 3 (a/late)" in done.stderr
+        assert "document 2" not in done.stderr
+        assert list(client.list_jobs()) == []
+        if command == ["diff"]:
+            assert (done.exit_code, done.stdout) == (2, "")
+            continue
         assert done.exit_code == 1
-        assert "refused: BAD_CRON" in done.stdout
-        assert "document 1 (a/bad)" in done.stderr
-    assert [job.name for job in client.list_jobs()] == ["a/good"]
+        rows = [line.split(maxsplit=1) for line in done.stdout.splitlines()[1:]]
+        assert ["default/bad", "refused: BAD_CRON"] in rows
+        assert ["a/late", "refused: JOB_NOT_FOUND"] in rows
+        told = "nothing was stored: 2 of 3 jobs are refused" in done.stderr
+        assert told == (command == ["apply"])
+
+
+def test_the_example_of_the_documentation_works_as_printed(tocsin: Tocsin, client: Client) -> None:
+    page = Path(__file__).parents[2].joinpath("docs", "operating.md").read_text(encoding="utf-8")
+    section = page.partition("## Jobs in files")[2].partition("\n## ")[0]
+    example = "\n".join(line[4:] for line in section.splitlines() if line.startswith("    "))
+    assert tocsin("job", "diff", "-f", tocsin.file, text=example).exit_code == 9
+    assert tocsin("job", "apply", "-f", tocsin.file, "--dry-run").exit_code == 0
+    done = tocsin("job", "apply", "-f", tocsin.file)
+    assert done.exit_code == 0, done.output
+    assert [line.split() for line in done.stdout.splitlines()[1:]] == [
+        ["billing/report", "created"],
+        ["billing/import", "created"],
+    ]
+    client.delete_job("billing/report")  # before the one that it comes after
+
+
+def test_jobs_that_come_after_each_other_are_told_by_name(tocsin: Tocsin, client: Client) -> None:
+    text = "---\n".join(
+        f"job: {job}\nhandler: h\nafter: [{after}]\n"
+        for job, after in (("a", "b"), ("b", "c"), ("c", "default/b:any"), ("d", "d"))
+    )
+    for command in (["apply"], ["apply", "--dry-run"], ["diff"]):
+        done = tocsin("job", *command, "-f", tocsin.file, text=text)
+        assert done.exit_code == 2
+        assert "default/b after default/c after default/b" in done.stderr
+        assert "default/d after default/d" in done.stderr
+        assert done.stderr.count("would come after itself") == 2
+        assert list(client.list_jobs()) == []
+
+
+def test_two_stored_jobs_may_change_their_order(tocsin: Tocsin, client: Client) -> None:
+    first = "job: a/x\nhandler: h\nafter: [a/y]\n---\njob: a/y\nhandler: h\n"
+    assert tocsin("job", "apply", "-f", tocsin.file, text=first).exit_code == 0
+    turned = "job: a/y\nhandler: h\nafter: [a/x]\n---\njob: a/x\nhandler: h\n"
+    assert tocsin("job", "diff", "-f", tocsin.file, "-o", "name", text=turned).exit_code == 9
+    done = tocsin("job", "apply", "-f", tocsin.file)
+    assert done.stdout.count("updated") == 2, done.output
+    client.delete_job("a/y")  # before the one that it comes after
 
 
 def test_diff_shows_fields_and_times_and_says_so_by_its_exit_code(

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -49,6 +49,11 @@ class Document:
 
     where: str
     job: Job
+
+    @property
+    def name(self) -> str:
+        """Full name of the job."""
+        return full_name(self.job.name)
 
 
 class BadDocuments(click.ClickException):
@@ -82,16 +87,79 @@ def read_documents(texts: Mapping[str, str]) -> list[Document]:
             job = _job(node, where, faults)
             if job is None:
                 continue
-            full = job.name if "/" in job.name else f"default/{job.name}"
+            full = full_name(job.name)
             if full in seen:
                 faults.append(Fault(where, f"job {full} is in {seen[full]} already"))
             seen.setdefault(full, where)
             documents.append(Document(f"{where} ({full})", job))
     if not documents and not faults:
         faults.append(Fault(", ".join(texts), "there is no job in it"))
+    _, circular = _layered(documents)
+    faults.extend(_cycles(circular))
     if faults:
         raise BadDocuments(faults)
     return documents
+
+
+def layers(documents: Sequence[Document]) -> list[list[Document]]:
+    """The documents so that each stands in a later list than those that its job comes after."""
+    found, circular = _layered(documents)
+    assert not circular, "documents are read without cycles"
+    return found
+
+
+def full_name(name: str) -> str:
+    """The name of a job with its namespace."""
+    return name if "/" in name else f"default/{name}"
+
+
+def comes_after(job: Job) -> list[str]:
+    """Full names of the jobs that a job comes after."""
+    return [full_name(after if isinstance(after, str) else after.job) for after in job.after]
+
+
+def _layered(documents: Sequence[Document]) -> tuple[list[list[Document]], dict[str, Document]]:
+    """Layers in order, and by name what is in no layer, as it comes after itself or after such."""
+    waiting = {document.name: document for document in documents}
+    missing = {
+        name: {other for other in comes_after(document.job) if other in waiting}
+        for name, document in waiting.items()
+    }
+    dependants: dict[str, list[str]] = {}
+    for name, others in missing.items():
+        for other in others:
+            dependants.setdefault(other, []).append(name)
+    found: list[list[Document]] = []
+    ready = [name for name in waiting if not missing[name]]
+    while ready:
+        found.append([waiting.pop(name) for name in ready])
+        following: list[str] = []
+        for name in ready:
+            for dependant in dependants.get(name, ()):
+                missing[dependant].discard(name)
+                if not missing[dependant]:
+                    following.append(dependant)
+        ready = following
+    return found, waiting
+
+
+def _cycles(circular: Mapping[str, Document]) -> Iterator[Fault]:
+    """A fault for each cycle that is met by going back from one of these jobs to the next."""
+    seen: set[str] = set()
+    for start in circular:
+        path: list[str] = []
+        name = start
+        while name not in seen:
+            seen.add(name)
+            path.append(name)
+            name = next(other for other in comes_after(circular[name].job) if other in circular)
+        if name in path:
+            cycle = [*path[path.index(name) :], name]
+            yield Fault(circular[name].where, f"a job would come after itself: {_chain(cycle)}")
+
+
+def _chain(names: Sequence[str]) -> str:
+    return " after ".join(names)
 
 
 def _nodes(source: str, text: str, faults: list[Fault]) -> Iterator[yaml.Node]:

@@ -6,7 +6,8 @@ What a file may say is in `_job_documents`; what a definition means, the cluster
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -14,14 +15,21 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from tocsin._strict_yaml import Fault
 from tocsin.cli import _output
 from tocsin.cli._duration import shown_duration, shown_instant
-from tocsin.cli._job_documents import Document, read_documents
+from tocsin.cli._job_documents import (
+    BadDocuments,
+    Document,
+    comes_after,
+    layers,
+    read_documents,
+)
 from tocsin.cli._json import as_json
 from tocsin.cli._options import Settings, global_options, pass_settings
 from tocsin.errors import ApiError, FailedPrecondition, InvalidArgument, NotFound
 from tocsin.schedule import At, Cron, Every
-from tocsin.types import After, Applied, Job, JobResult
+from tocsin.types import Applied, Job, JobResult
 
 if TYPE_CHECKING:
     from tocsin.client import Client
@@ -29,8 +37,12 @@ if TYPE_CHECKING:
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 CHANGES_FOUND = 9  # exit code of `job diff`
+CALLS_MAX = 16  # documents that the cluster judges at a time
 TIMES = 5  # next times that are compared
 NEVER = datetime.max.replace(tzinfo=UTC)
+
+# Why the cluster refuses a job because of others, which documents may be about to change.
+_OF_OTHERS = frozenset({"DEPENDENCY_CYCLE", "JOB_NOT_FOUND"})
 
 # What the cluster sets; the rest is the definition.
 _OUT = frozenset(
@@ -81,8 +93,9 @@ def apply(
     """Make the stored jobs what files say, creating them if need be; others are left alone.
 
     A document has the words of tocsin job create, with _ for -, and may list schedules. What it
-    leaves out goes back to its default. Files are checked as a whole before anything is stored; a
-    job that the cluster refuses keeps no other from being stored.
+    leaves out goes back to its default. All documents are checked, by the cluster too, before
+    anything is stored: if one is refused, none is. Jobs are stored after those that they come
+    after, in whatever order they are written.
 
     \b
     Examples:
@@ -92,13 +105,18 @@ def apply(
     """
     documents = read_documents(_texts(paths))
     with settings.client() as client:
-        if dry_run:
-            results = _tried(client, documents)
-        else:
-            results = client.apply_jobs(document.job for document in documents)
+        results = _tried(client, documents)
+        tried_only = dry_run or not all(result.ok for result in results)
+        if not tried_only:
+            results = _stored_all(client, documents)
+    refused = [
+        (document, result)
+        for document, result in zip(documents, results, strict=True)
+        if not result.ok
+    ]
     _output.show_list(
         settings,
-        results,
+        results if dry_run or not tried_only else [result for _, result in refused],
         [
             _output.Column("JOB", lambda result: result.name),
             _output.Column("RESULT", lambda result: _shown_result(result, dry_run)),
@@ -113,13 +131,10 @@ def apply(
         name=lambda result: result.name,
         empty="no jobs",
     )
-    refused = [
-        (document, result)
-        for document, result in zip(documents, results, strict=True)
-        if not result.ok
-    ]
     for document, result in refused:
         _output.note(f"error: {document.where}: {result.message}")
+    if refused and tried_only and not dry_run:
+        _output.note(f"nothing was stored: {len(refused)} of {len(documents)} jobs are refused")
     if refused:
         ctx.exit(1)
 
@@ -203,15 +218,24 @@ class _Change:
 
 
 def _changes(client: Client, documents: Sequence[Document]) -> list[_Change]:
-    changes: list[_Change] = []
-    new: set[str] = set()
-    for document in documents:
-        applied = _validated(client, document.job, new)
-        if applied.created:
-            new.add(applied.job.name)
-        if applied.changed or applied.created:
-            changes.append(_change(client, document.job, applied))
-    return changes
+    """What would change, in the order of the documents.
+
+    Raises:
+        BadDocuments: the cluster refuses some of them; with all that it refuses.
+    """
+    tried = _validated_all(client, documents)
+    faults = [
+        Fault(document.where, str(answer))
+        for document, answer in zip(documents, tried, strict=True)
+        if isinstance(answer, ApiError)
+    ]
+    if faults:
+        raise BadDocuments(faults)
+    return [
+        _change(client, document.job, answer)
+        for document, answer in zip(documents, tried, strict=True)
+        if isinstance(answer, Applied) and (answer.changed or answer.created)
+    ]
 
 
 def _change(client: Client, written: Job, applied: Applied) -> _Change:
@@ -239,19 +263,39 @@ def _change(client: Client, written: Job, applied: Applied) -> _Change:
     return _Change(applied.job.name, before is None, changed, times)
 
 
-def _validated(client: Client, job: Job, new: set[str]) -> Applied:
-    """What applying a job would do, once the new jobs of documents before it are there."""
-    waits_for = [after for after in job.after if _full(after) in new]
-    if not waits_for:
+def _validated_all(client: Client, documents: Sequence[Document]) -> list[Applied | ApiError]:
+    """What applying each document would do, or why the cluster refuses it. Stores nothing."""
+    names = {document.name for document in documents}
+
+    def answer(document: Document) -> Applied | ApiError:
+        try:
+            return _validated(client, document.job, names)
+        except (FailedPrecondition, InvalidArgument, NotFound) as error:
+            return error
+
+    with ThreadPoolExecutor(CALLS_MAX) as threads:
+        return list(threads.map(answer, documents))
+
+
+def _validated(client: Client, job: Job, names: Set[str]) -> Applied:
+    """What applying a job would do, once the other jobs of the documents are as these say.
+
+    Args:
+        names: full names of all jobs of the documents, among which there is no cycle.
+    """
+    try:
         return client.apply_job(job, validate_only=True)
-    others = tuple(after for after in job.after if after not in waits_for)
-    applied = client.apply_job(replace(job, after=others), validate_only=True)
+    except (FailedPrecondition, NotFound) as error:
+        others = [
+            after
+            for after, name in zip(job.after, comes_after(job), strict=True)
+            if name not in names
+        ]
+        if error.reason not in _OF_OTHERS or len(others) == len(job.after):
+            raise
+    # Its place among the stored jobs was refused; what these say of its place is judged already.
+    applied = client.apply_job(replace(job, after=tuple(others)), validate_only=True)
     return replace(applied, job=replace(applied.job, after=job.after), changed=True)
-
-
-def _full(after: After | str) -> str:
-    name = after if isinstance(after, str) else after.job
-    return name if "/" in name else f"default/{name}"
 
 
 def _stored(client: Client, name: str) -> Job | None:
@@ -275,33 +319,33 @@ def _times(client: Client, job: Job | None) -> tuple[list[datetime], datetime]:
 
 def _tried(client: Client, documents: Sequence[Document]) -> list[JobResult]:
     """What would become of each job."""
-    results: list[JobResult] = []
-    new: set[str] = set()
-    for document in documents:
-        result = _try(client, document.job, new)
-        if result.created:
-            new.add(result.name)
-        results.append(result)
-    return results
+    return [
+        _refused(document.name, answer)
+        if isinstance(answer, ApiError)
+        else JobResult(
+            name=answer.job.name,
+            reason="",
+            message="",
+            created=answer.created,
+            changed=answer.changed,
+        )
+        for document, answer in zip(documents, _validated_all(client, documents), strict=True)
+    ]
 
 
-def _try(client: Client, job: Job, new: set[str]) -> JobResult:
-    try:
-        applied = _validated(client, job, new)
-    except (FailedPrecondition, InvalidArgument, NotFound) as error:
-        return _refused(job, error)
+def _stored_all(client: Client, documents: Sequence[Document]) -> list[JobResult]:
+    """What became of each job; none is sent before those that it comes after are stored."""
+    results: dict[str, JobResult] = {}
+    for layer in layers(documents):
+        answers = client.apply_jobs(document.job for document in layer)
+        for document, result in zip(layer, answers, strict=True):
+            results[document.name] = replace(result, name=document.name)
+    return [results[document.name] for document in documents]
+
+
+def _refused(name: str, error: ApiError) -> JobResult:
     return JobResult(
-        name=applied.job.name,
-        reason="",
-        message="",
-        created=applied.created,
-        changed=applied.changed,
-    )
-
-
-def _refused(job: Job, error: ApiError) -> JobResult:
-    return JobResult(
-        name=job.name,
+        name=name,
         reason=error.reason or "REFUSED",
         message=str(error),
         created=False,
