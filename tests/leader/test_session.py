@@ -13,7 +13,7 @@ from tocsin.v1 import worker_pb2, worker_pb2_grpc
 from tocsin_node.admission import Refusal
 from tocsin_node.api import worker as api_worker
 from tocsin_node.api._forward import Edge
-from tocsin_node.api.worker import FRAMES_MAX
+from tocsin_node.api.worker import BATCHES_IN_FLIGHT_MAX, FRAMES_MAX
 from tocsin_node.core import command as c
 from tocsin_node.core.model import Overlap, RetryPolicy, RunState
 
@@ -716,6 +716,140 @@ async def test_a_checkpoint_waits_for_a_log_that_does_not_take_it() -> None:
         node.engine.faults.extend(["lost", "refused"])
         assert (await saved(worker, lease, b"half")).outcome == APPLIED
         assert node.run(lease.run).checkpoint == b"half"
+
+
+def save(worker: WorkerStream, seq: int, *leases: worker_pb2.Lease, data: bytes) -> None:
+    items = [worker_pb2.Checkpoints.Item(lease=lease, data=data) for lease in leases]
+    worker.send(checkpoints=worker_pb2.Checkpoints(seq=seq, items=items))
+
+
+@pytest.mark.parametrize("fault", ["lost", "applied", "refused"])
+def test_an_acknowledged_checkpoint_is_not_overwritten_by_an_older_one(fault: str) -> None:
+    @virtual
+    async def play() -> None:
+        async with Node() as node:
+            worker, lease = await assigned(node)
+            await worker.heartbeat(lease)
+            node.engine.faults.append(fault)
+            arrived = len(node.engine.arrived)
+            save(worker, 1, lease, data=b"older")
+            await until(lambda: len(node.engine.arrived) > arrived)  # and waits to try again
+            save(worker, 2, lease, data=b"newer")
+            acks = await worker.next("checkpoint_acks")
+            assert (acks.seq, [item.outcome for item in acks.items]) == (2, [APPLIED])
+            await keep(worker, lease, seconds=2)
+            assert node.run(lease.run).checkpoint == b"newer"
+            last = node.engine.applied(c.SaveCheckpoint)[-1]
+            assert last[1].data == b"newer"
+
+    play()
+
+
+@virtual
+async def test_checkpoints_that_come_during_a_write_follow_it_and_only_the_newest_is_written() -> (
+    None
+):
+    async with Node() as node:
+        worker, lease = await assigned(node)
+        await worker.heartbeat(lease)
+        node.engine.open.clear()
+        arrived = len(node.engine.arrived)
+        save(worker, 1, lease, data=b"1")
+        await until(lambda: len(node.engine.arrived) > arrived)
+        for seq in (2, 3, 4):
+            save(worker, seq, lease, data=b"%d" % seq)
+        await asyncio.sleep(0.1)
+        assert len(node.engine.arrived) == arrived + 1
+        node.engine.open.set()
+        assert (await worker.next("checkpoint_acks")).seq == 1
+        assert (await worker.next("checkpoint_acks")).seq == 4
+        written = [command.data for _, command, _ in node.engine.applied(c.SaveCheckpoint)]
+        assert written == [b"1", b"4"]
+
+
+@virtual
+async def test_each_frame_of_checkpoints_that_are_written_together_is_answered() -> None:
+    async with Node() as node:
+        await node.create(overlap=Overlap.ALLOW)
+        for _ in range(3):
+            await node.trigger()
+        worker = node.worker()
+        await worker.greet()
+        items = await worker.take()
+        while len(items) < 3:
+            items += await worker.take()
+        first, second, third = (item.lease for item in items)
+        await worker.heartbeat(first, second, third)
+        node.engine.disk_low = True
+        save(worker, 1, first, second, data=b"older")
+        save(worker, 2, second, third, NONE, data=b"newer")
+        refused = await worker.next("checkpoint_acks")  # there is no such run, on any disk
+        assert (refused.seq, [item.outcome for item in refused.items]) == (2, [RUN_NOT_FOUND])
+        await keep(worker, first, second, third, seconds=1)
+        node.engine.disk_low = False
+        answered = {}
+        while len(answered) < 3:
+            acks = await worker.next("checkpoint_acks")
+            for item in acks.items:
+                answered[item.lease.run] = (acks.seq, item.outcome)
+        assert answered == {
+            first.run: (1, APPLIED),
+            second.run: (2, APPLIED),
+            third.run: (2, APPLIED),
+        }
+        saved_data = [node.run(lease.run).checkpoint for lease in (first, second, third)]
+        assert saved_data == [b"older", b"newer", b"newer"]
+
+
+@virtual
+async def test_checkpoints_that_the_log_does_not_take_hold_up_no_report_and_no_heartbeat() -> None:
+    async with Node() as node:
+        worker, lease = await assigned(node)
+        await worker.heartbeat(lease)
+        node.engine.disk_low = True
+        frames = 2 * BATCHES_IN_FLIGHT_MAX
+        for seq in range(1, frames + 1):
+            save(worker, seq, lease, data=b"%d" % seq)
+        await keep(worker, lease, seconds=3)
+        assert await worker.succeed(lease) == APPLIED
+        # Its lease is over, which is known without writing anything.
+        (ack,) = (await worker.next("checkpoint_acks", within_s=2)).items
+        assert (ack.lease.run, ack.outcome) == (lease.run, FENCED)
+        assert ack.current_token == lease.fencing_token
+        assert not node.engine.applied(c.SaveCheckpoint)
+
+
+@virtual
+async def test_a_worker_with_more_open_checkpoints_than_leases_is_refused() -> None:
+    async with Node() as node:
+        worker, lease = await assigned(node)
+        await worker.heartbeat(lease)
+        node.engine.open.clear()
+        leases = [
+            worker_pb2.Lease(run=lease.run, fencing_token=token) for token in range(1, 12_001)
+        ]
+        for start in range(0, len(leases), 1_000):
+            save(worker, 1, *leases[start : start + 1_000], data=b"x")
+        with pytest.raises(Refusal, match="checkpoints"):
+            await worker.next("checkpoint_acks")
+
+
+@virtual
+async def test_a_worker_is_not_silent_while_its_frames_wait_to_be_read() -> None:
+    async with Node() as node:
+        worker, lease = await assigned(node)
+        await worker.heartbeat(lease)
+        node.engine.open.clear()
+        for seq in range(BATCHES_IN_FLIGHT_MAX + 1):
+            item = Item(lease=NONE, result=b"")
+            worker.send(completions=worker_pb2.Completions(seq=seq, items=[item]))
+        await asyncio.sleep(20)  # the worker goes on sending, and nothing reads it
+        assert not worker.call.done()
+        node.engine.open.set()
+        for seq in range(BATCHES_IN_FLIGHT_MAX + 1):
+            assert (await worker.next("completion_acks")).seq == seq
+        worker.fall_silent()
+        await until(worker.call.done, within_s=7)
 
 
 @virtual

@@ -44,6 +44,7 @@ from tocsin_node.leader.ticker import Ticker
 from tocsin_node.leader.watchdog import Watchdog
 from tocsin_node.leader.wide import Wide
 from tocsin_node.raft.engine import Engine, NotLeader, OutcomeUnknown, PeerStatus
+from tocsin_node.raft.errors import DiskFull
 from tocsin_node.replica import Replica
 
 T0_MS = 1_800_000_000_000  # a whole second
@@ -137,6 +138,7 @@ class InstantEngine:
         self.open.set()
         self.arrived: list[list[c.AnyCommand]] = []  # also what is held
         self.faults: deque[str] = deque()  # of the next proposals: "lost", "applied", "refused"
+        self.disk_low = False  # only reserved proposals are taken
 
     async def propose_many(
         self, commands: Sequence[bytes], *, timeout: float = 10.0, reserved: bool = False
@@ -145,6 +147,8 @@ class InstantEngine:
         self.arrived.append(decoded)
         fault = self.faults.popleft() if self.faults else ""
         await self.open.wait()
+        if self.disk_low and not reserved:
+            raise DiskFull("low on purpose")
         if fault == "refused" or not self.is_serving:
             raise NotLeader(None, self.term)
         if fault == "lost":

@@ -855,10 +855,12 @@ class CheckpointAcks(_message.Message):
     SEQ_FIELD_NUMBER: _builtins.int
     ITEMS_FIELD_NUMBER: _builtins.int
     seq: _builtins.int
-    """The Checkpoints frame that this answers."""
+    """The Checkpoints frame that this answers, at once or in parts."""
     @_builtins.property
     def items(self) -> _containers.RepeatedCompositeFieldContainer[Global___CheckpointAcks.Item]:
-        """One for each item of the frame, in its order."""
+        """One for each item of the frame, but for those whose place a later frame for the same lease
+        took before they were in the log: that one is answered.
+        """
 
     def __init__(
         self,

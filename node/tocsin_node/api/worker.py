@@ -24,11 +24,12 @@ from typing import Any
 from tocsin.v1 import worker_pb2, worker_pb2_grpc
 from tocsin_node.admission import Faults, Refusal, refuse_field
 from tocsin_node.api import _convert
-from tocsin_node.core.command import Complete, Release, SaveCheckpoint
+from tocsin_node.api._checkpoints import Checkpoints, outcome_of
+from tocsin_node.core.command import Complete, Release
 from tocsin_node.core.lease import RETRY_AFTER_MS_MAX
 from tocsin_node.core.machine import CHECKPOINT_BYTES_MAX
 from tocsin_node.core.model import AttemptOutcome, JobSpec, Run, idempotency_key
-from tocsin_node.core.result import Reason, Rejected, Result
+from tocsin_node.core.result import Result
 from tocsin_node.leader.dispatcher import Dispatcher, Session
 from tocsin_node.leader.leases import Leases
 from tocsin_node.raft.errors import OperationTooLarge, RaftError
@@ -145,11 +146,17 @@ class _Stream:
         self._ended = False
         self._refusal: Refusal | None = None
         self._silent_pulses = 0
+        self._reads = True  # else the frames of the worker wait for a report to be written
         self._quiet = False  # nothing was sent since the last pulse
         self._heartbeats: deque[tuple[worker_pb2.Heartbeat, list[worker_pb2.Lease]]] = deque()
         self._heartbeat_came = asyncio.Event()
         self._reports = asyncio.Semaphore(BATCHES_IN_FLIGHT_MAX)
         self._report_tasks: set[asyncio.Task[None]] = set()
+        self._checkpoints = Checkpoints(
+            service.replica,
+            lambda acks: self._send(_Frame(checkpoint_acks=acks)),
+            self._name,
+        )
         self._cut_off: asyncio.TimerHandle | None = None
         self._was_cut = False
 
@@ -164,6 +171,7 @@ class _Stream:
             for work in (
                 self._read(),
                 self._guarded(self._acknowledge(), "heartbeats"),
+                self._guarded(self._checkpoints.write(), "checkpoints"),
                 self._guarded(self._beat(), "the pulse"),
             )
         ]
@@ -229,6 +237,7 @@ class _Stream:
             return
         self._ended = True
         self._refusal = refusal
+        self._checkpoints.stop()
         self._wake.set()
         loop = asyncio.get_running_loop()
         self._cut_off = loop.call_later(UNBLOCK_AFTER_S, self._cut)
@@ -244,11 +253,13 @@ class _Stream:
         """Sends something every pulse, and notices a silent worker.
 
         Silence is counted in pulses, not on a clock: after this node was frozen, one pulse passes
-        before the frames that came meanwhile are read, not all of them at once.
+        before the frames that came meanwhile are read, not all of them at once. While this side
+        does not read, the worker is not silent, whatever it sends.
         """
         while not self._ended:
             await asyncio.sleep(PULSE_S)
-            self._silent_pulses += 1
+            if self._reads:
+                self._silent_pulses += 1
             if self._silent_pulses >= SILENT_PULSES_MAX:
                 log.info("worker %s is silent; its session ends", self._name())
                 self._end()
@@ -403,20 +414,22 @@ class _Stream:
             )
         elif kind == "completions":
             _check_items(frame.completions.items, "completions.items", most=BATCH_MAX)
-            await self._write_to_log(self._report(frame.completions))
+            await self._write_to_log(frame.completions)
         elif kind == "checkpoints":
             _check_checkpoints(frame.checkpoints)
-            await self._write_to_log(self._save(frame.checkpoints))
+            self._checkpoints.take(frame.checkpoints)
         elif kind == "drain":
             self._service.dispatcher.drain(session)
         else:
             allowed = "credit, heartbeat, completions, checkpoints or drain after hello"
             raise refuse_field("msg", kind, allowed)
 
-    async def _write_to_log(self, work: Coroutine[Any, Any, None]) -> None:
-        """Has frames of the worker written into the log, not too many at once."""
+    async def _write_to_log(self, completions: worker_pb2.Completions) -> None:
+        """Has reports of the worker written into the log, not too many frames at once."""
+        self._reads = False
         await self._reports.acquire()
-        task = asyncio.ensure_future(work)
+        self._reads = True
+        task = asyncio.ensure_future(self._report(completions))
         self._report_tasks.add(task)
         task.add_done_callback(self._report_done)
 
@@ -484,7 +497,7 @@ class _Stream:
             results = await self._propose_reports(completions.items)
             acks = worker_pb2.CompletionAcks(seq=completions.seq)
             for item, result in zip(completions.items, results, strict=True):
-                outcome, token = _outcome(result)
+                outcome, token = outcome_of(result)
                 acks.items.add(lease=item.lease, outcome=outcome, current_token=token)
             self._send(_Frame(completion_acks=acks))
         except Refusal as refusal:
@@ -492,28 +505,6 @@ class _Stream:
         except Exception as error:
             log.exception("reports could not be taken in, which is a bug")
             self._end(Refusal("INTERNAL", f"internal error: {type(error).__name__}"))
-
-    async def _save(self, checkpoints: worker_pb2.Checkpoints) -> None:
-        await self._guarded(self._write_checkpoints(checkpoints), "checkpoints")
-
-    async def _write_checkpoints(self, checkpoints: worker_pb2.Checkpoints) -> None:
-        """Writes checkpoints into the log; repeats itself as a report does."""
-        commands = [
-            SaveCheckpoint(item.lease.run, item.lease.fencing_token, item.data)
-            for item in checkpoints.items
-        ]
-        while True:
-            try:
-                results = await self._service.replica.execute_many(commands)
-                break
-            except RaftError as error:
-                log.info("checkpoints of %s are open: %s", self._name(), error)
-                await asyncio.sleep(RETRY_S)
-        acks = worker_pb2.CheckpointAcks(seq=checkpoints.seq)
-        for item, result in zip(checkpoints.items, results, strict=True):
-            outcome, token = _outcome(result)
-            acks.items.add(lease=item.lease, outcome=outcome, current_token=token)
-        self._send(_Frame(checkpoint_acks=acks))
 
     async def _propose_reports(self, items: Sequence[worker_pb2.Completions.Item]) -> list[Result]:
         """Proposes until there is an answer: a report's token makes repeating it harmless.
@@ -540,18 +531,6 @@ class _Stream:
             if releases and self._service.dispatcher.started:
                 leases.end_soon(releases)
             raise
-
-
-def _outcome(result: Result) -> tuple[worker_pb2.CompletionOutcome.ValueType, int]:
-    """What became of a report or checkpoint, and the newest token of its run, if that matters."""
-    if not isinstance(result, Rejected):
-        if result.repeated:
-            return worker_pb2.COMPLETION_OUTCOME_ALREADY_APPLIED, 0
-        return worker_pb2.COMPLETION_OUTCOME_APPLIED, 0
-    if result.reason is Reason.RUN_NOT_FOUND:
-        return worker_pb2.COMPLETION_OUTCOME_RUN_NOT_FOUND, 0
-    assert result.reason is Reason.FENCED, f"a report was refused: {result.message}"
-    return worker_pb2.COMPLETION_OUTCOME_FENCED, int(result.detail["current_token"])
 
 
 def _check_items(items: Sequence[Any], field: str, *, most: int) -> None:
