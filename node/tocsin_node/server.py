@@ -300,6 +300,7 @@ class Leadership:
         self._on_fatal = on_fatal
         self._elected_term: int | None = None
         self._running_term: int | None = None  # of the loops
+        self._begun: list[LeaderLoop] = []  # those that were started, in order
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         # From the beginning: an election may be over before the API answers.
@@ -397,7 +398,14 @@ class Leadership:
         if self._elected_term != term:
             return
         for loop in self._loops:
+            self._begun.append(loop)
             loop.start(term)
+            # What one loop takes at its start must not add up with the others': heartbeats of the
+            # Raft layer are due all the time.
+            await asyncio.sleep(0)
+        if self._elected_term != term:
+            await self._end_loops()
+            return
         self._running_term = term
         log.info("node %s serves as leader of term %d", self.node_id, term)
 
@@ -414,12 +422,11 @@ class Leadership:
             clock.now_ms()
 
     async def _end_loops(self) -> None:
-        if self._running_term is None:
-            return
         term, self._running_term = self._running_term, None
-        for loop in reversed(self._loops):
-            await loop.stop()
-        log.info("node %s no longer serves as leader of term %d", self.node_id, term)
+        while self._begun:
+            await self._begun.pop().stop()
+        if term is not None:
+            log.info("node %s no longer serves as leader of term %d", self.node_id, term)
 
     def _begin_incarnation(self) -> list[BeginIncarnation]:
         """Names a new cluster, or one that was restored from a backup."""

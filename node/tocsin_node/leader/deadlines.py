@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 import heapq
 import logging
+from collections.abc import Iterator
+from itertools import islice
 
 from tocsin_node.core import lease as rules
 from tocsin_node.core.command import Lapse
@@ -19,6 +21,7 @@ from tocsin_node.raft.errors import RaftError
 from tocsin_node.replica import Changes, Replica
 
 BATCH_MAX = 1_000
+INHERITED_MAX = 500  # runs that waited before this leader, looked at in one step
 
 # The run was granted, ended, or came to cover a further occurrence: all is well.
 _MOVED = frozenset({Reason.RUN_NOT_FOUND, Reason.NOT_READY, Reason.NOT_DUE})
@@ -35,6 +38,7 @@ class Deadlines:
         self._tasks = Tasks()
         self._loop: asyncio.Task[None] | None = None
         self._due: list[tuple[int, str]] = []  # heap; may hold runs that have started
+        self._inherited: Iterator[str] | None = None  # waiting since before this leader
         self._ending: set[str] = set()  # runs whose end is on its way; asked, never walked through
         replica.subscribe(self._on_changes)
 
@@ -43,8 +47,8 @@ class Deadlines:
         assert self._loop is None, f"term {term} began before the last one was over"
         self._due.clear()
         self._ending.clear()
-        for name in self._replica.state.waiting:
-            self._watch(name)
+        # Looked at in slices; a run that changes before its turn comes is watched for its change.
+        self._inherited = iter(list(self._replica.state.waiting))
         self._loop = asyncio.ensure_future(repeat(self._pass, "deadlines"))
 
     async def stop(self) -> None:
@@ -55,6 +59,7 @@ class Deadlines:
         loop.cancel()
         await asyncio.gather(loop, return_exceptions=True)
         await self._tasks.cancel()
+        self._inherited = None
 
     def look(self) -> None:
         """Looks at once: the clock was set, and no timer says so."""
@@ -76,6 +81,14 @@ class Deadlines:
 
     async def _pass(self) -> None:
         """Proposes the end of what is overdue, or sleeps until something may be."""
+        if self._inherited is not None:
+            names = list(islice(self._inherited, INHERITED_MAX))
+            if not names:
+                self._inherited = None
+            for name in names:
+                self._watch(name)
+            await asyncio.sleep(0)
+            return
         batch = self._overdue()
         if batch:
             self._ending.update(batch)

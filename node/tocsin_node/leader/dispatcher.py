@@ -25,6 +25,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from itertools import islice
 from typing import NamedTuple, Protocol
 
 from tocsin_node.core import lease as rules
@@ -50,6 +51,7 @@ from tocsin_node.replica import Changes, Replica
 BATCH_MAX = 250  # grants in one proposal; applying them is one step of every event loop
 BATCHES_IN_FLIGHT_MAX = 4
 SLICE_MS = 4  # work between two turns of the event loop
+INHERITED_MAX = 250  # runs that the leader before left, taken in at a time
 SLICE_STEPS = 50  # steps between two looks at the clock
 JOB_SCOPES = 3  # what every run counts in: its queue, its namespace and its job
 AGAIN_MS = 100  # before a run is tried again whose grant was refused though it looked ready
@@ -169,6 +171,7 @@ class Dispatcher:
         self._held_scopes: dict[str, tuple[Scope, ...]] = {}  # by run that is held
         self._cancelled: dict[str, int] = {}  # token by run, of what the worker was told to end
         self._changed: dict[str, None] = {}  # runs to look at
+        self._inherited: Iterator[str] = iter(())  # held or waiting since before this leader
         self._wake = Wake()
         self._tasks = Tasks(self._wake)
         self._loop: asyncio.Task[None] | None = None
@@ -203,7 +206,9 @@ class Dispatcher:
         self._ready.clear()
         self._later.clear()
         state = self._replica.state
-        self._changed = dict.fromkeys(itertools.chain(state.leases, state.waiting))
+        self._changed = {}
+        # Looked at in slices, as changes are. Lists: a dict of as many names takes far longer.
+        self._inherited = itertools.chain(list(state.leases), list(state.waiting))
         self._loop = asyncio.ensure_future(repeat(self._pass, "dispatcher"))
 
     async def stop(self) -> None:
@@ -217,6 +222,7 @@ class Dispatcher:
         loop.cancel()
         await asyncio.gather(loop, return_exceptions=True)
         await self._tasks.cancel()
+        self._inherited = iter(())
 
     def look(self) -> None:
         """Looks at once: the clock was set, and no timer says so."""
@@ -373,9 +379,10 @@ class Dispatcher:
     async def _take_in_changes(self) -> None:
         clock = self._replica.clock
         began_ms, now_ms = clock.elapsed_ms(), clock.now_ms()
-        while self._changed:
-            # Taken as a whole: taking one after the other off its front takes ever longer.
-            taken, self._changed = self._changed, {}
+        # Taken as a whole: taking one change after the other off the front takes ever longer.
+        while taken := self._changed or dict.fromkeys(islice(self._inherited, INHERITED_MAX)):
+            if taken is self._changed:
+                self._changed = {}
             names = iter(taken)
             try:
                 for steps, name in enumerate(names, start=1):
