@@ -543,7 +543,11 @@ def _schedule(item: job_pb2.Schedule, field: str, faults: Faults) -> Schedule | 
     except BadSchedule as error:
         inside = error.field if error.reason != "BAD_CRON" else "cron"
         path = _PROTO_FIELDS.get(inside, inside)
-        faults.add(f"{field}.{path}", str(error), error.reason)
+        message = str(error)
+        if inside == "every_ms":
+            given = _length(schedule.every_ms) if schedule.every_ms else "0s"
+            message = f"got {given}, allowed: {error.allowed}"
+        faults.add(f"{field}.{path}", message, error.reason)
         return None
     return schedule
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import click
 import pytest
@@ -170,3 +171,75 @@ def test_a_closed_pipe_is_not_a_failure() -> None:
     shell = f"{sys.executable} -c 'from tocsin.cli import main; main()' job create --help | true"
     done = subprocess.run(["/bin/sh", "-c", shell], capture_output=True, text=True, check=False)
     assert done.stderr == ""
+
+
+def test_a_command_that_needs_another_word_shows_its_help(tocsin: Tocsin) -> None:
+    for group in ([], ["cluster", "leader"], ["job"]):
+        result = tocsin(*group)
+        assert result.exit_code == 2
+        assert result.stderr.startswith(f"Usage: {' '.join(['tocsin', *group])} ")
+        assert "error:" not in result.stderr
+        assert "hint:" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "job apply -f FILE",
+        "job diff -f FILE",
+        "job create x --handler h --payload @FILE",
+        "calendar apply -f FILE",
+        "crontab import FILE",
+        "restore FILE",
+        "worker http --ca FILE",
+    ],
+)
+def test_a_missing_file_is_told_in_one_way(tocsin: Tocsin, tmp_path: Path, arguments: str) -> None:
+    missing = str(tmp_path / "missing")
+    result = tocsin(*arguments.replace("FILE", missing).split())
+    assert result.exit_code == 2
+    told = result.stderr.splitlines()[0]
+    assert told == f"error: cannot read {missing}: No such file or directory"
+
+
+def test_a_faulty_file_is_no_reason_to_name_the_cluster(tocsin: Tocsin, tmp_path: Path) -> None:
+    file = tmp_path / "file.yaml"
+    for text in ("", "a: [", "nmae: x\n"):
+        file.write_text(text)
+        for noun in ("calendar", "job"):
+            result = tocsin(noun, "apply", "-f", str(file))
+            assert result.exit_code == 2
+            assert str(file) in result.stderr
+            assert "hint:" not in result.stderr, result.stderr
+
+
+def test_certificates_that_are_there_are_no_reason_to_name_the_cluster(
+    tocsin: Tocsin, tmp_path: Path
+) -> None:
+    cluster = Path(__file__).parents[2] / "cluster.yaml"
+    make = ["certs", "create", str(tmp_path / "certs"), "-c", str(cluster)]
+    assert tocsin(*make).exit_code == 0
+    again = tocsin(*make)
+    assert again.exit_code == 2
+    assert "hint:" not in again.stderr, again.stderr
+
+
+def test_only_what_concerns_the_cluster_hints_at_how_to_name_it() -> None:
+    assert "-c cluster.yaml" in _failures.explained(errors.ConfigError("no cluster is named"))[1]
+
+
+def test_a_job_that_exists_gets_one_answer(tocsin: Tocsin, client: FakeClient) -> None:
+    client.error = errors.AlreadyExists("job default/x exists; apply it instead to change it")
+    result = tocsin("job", "create", "x", "--command", "a")
+    assert result.stderr.splitlines() == [
+        "error: job default/x exists",
+        "hint: --update changes a job that exists",
+    ]
+
+
+def test_what_to_run_is_said_once(tocsin: Tocsin) -> None:
+    both = tocsin("job", "create", "x", "--command", "a", "--handler", "b")
+    assert "both of them are given" in both.stderr
+    neither = tocsin("job", "create", "x")
+    assert "give --command or --handler" in neither.stderr
+    assert (both.exit_code, neither.exit_code) == (2, 2)

@@ -181,6 +181,13 @@ def test_the_example_of_the_documentation_works_as_printed(tocsin: Tocsin, clien
     client.delete_job("billing/report")  # before the one that it comes after
 
 
+def test_an_interval_that_is_refused_is_shown_as_it_was_written(tocsin: Tocsin) -> None:
+    for written in ("0s", "1500ms"):
+        done = tocsin("job", "create", "a/b", "--handler", "h", "--every", written)
+        assert done.exit_code == 2
+        assert f"every: got {written}, allowed: whole seconds, at least 1s" in done.stderr
+
+
 def test_jobs_that_come_after_each_other_are_told_by_name(tocsin: Tocsin, client: Client) -> None:
     text = "---\n".join(
         f"job: {job}\nhandler: h\nafter: [{after}]\n"
@@ -294,7 +301,7 @@ def test_all_faults_of_all_documents_are_told_at_once(tocsin: Tocsin, client: Cl
         "document 2, job: got nothing",
         "document 3, schedules[0]: expected exactly one of",
         "document 3, schedules[1]: expected exactly one of",
-        "document 4: say what to run",
+        "document 4: say what to run by one of command and handler: both of them are given",
         "document 5: got ['a'], expected the keys of a job",
     ):
         assert told in done.stderr, done.stderr

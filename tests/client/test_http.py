@@ -348,6 +348,7 @@ def test_private_addresses_are_refused_unless_allowed(site: Site) -> None:
     failed = failure({"url": f"{site.url}/"}, policy=AddressPolicy())
     assert (failed.kind, failed.retryable) == ("address-refused", False)
     assert "--allow-network" in str(failed)
+    assert "127.0.0.1 is not public" in str(failed)
     assert site.requests == []
     assert call({"url": f"{site.url}/"}, policy=AddressPolicy(allow_private=True))["status"] == 200
 

@@ -103,6 +103,10 @@ def main() -> None:
 
 def _report(error: Exception) -> int:
     """Says on stderr what went wrong and, if known, what to do; returns the exit code."""
+    # Older releases of click print this help themselves, and raise nothing.
+    if type(error).__name__ == "NoArgsIsHelpError":
+        click.echo(str(error), err=True)
+        return 2
     message, hint, code = _explained(error)
     click.echo(f"error: {message}", err=True)
     if hint:

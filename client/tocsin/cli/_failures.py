@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from tocsin import errors
+from tocsin._cluster_file import ClusterFileError
 
 Value = TypeVar("Value")
 
@@ -27,6 +28,7 @@ _EXIT_CODES: tuple[tuple[type[Exception], int], ...] = (
 )
 
 _HINTS: tuple[tuple[type[Exception], str], ...] = (
+    (ClusterFileError, ""),  # says itself what to do
     (errors.ConfigError, "pass -c cluster.yaml or -e HOST:PORT,..., or set TOCSIN_ENDPOINTS"),
     (errors.AlreadyExists, "--update changes a job that exists"),
     (errors.Conflict, "somebody changed it in between: look at it again, then repeat"),
@@ -47,6 +49,8 @@ def explained(error: Exception) -> tuple[str, str, int]:
         message = error.message or error.reason or type(error).__name__
         if error.field and error.field not in message:
             message = f"{error.field}: {message}"
+        if isinstance(error, errors.AlreadyExists):
+            message = message.partition("; ")[0]  # the rest says what the hint says, to programs
         hint = _HINTS_BY_REASON.get(error.reason) or error.hint or _first(_HINTS, error, "")
         return _one_line(message), _one_line(hint), _first(_EXIT_CODES, error, 1)
     if isinstance(error, errors.TocsinError):

@@ -337,4 +337,12 @@ def _json_value(node: yaml.Node) -> Any:
 
 
 def _told(error: Exception) -> str:
-    return error.message if isinstance(error, click.ClickException) else str(error)
+    """What is wrong, with the keys of documents where the command line has options."""
+    from tocsin.cli import job as commands  # noqa: PLC0415 - which imports this module
+
+    message = error.message if isinstance(error, click.ClickException) else str(error)
+    for parameter in commands.create.params:
+        for option in parameter.opts:
+            if option.startswith("--"):
+                message = re.sub(rf"{option}(?![\w-])", str(parameter.name), message)
+    return message

@@ -5,7 +5,6 @@ What a file may say is in `_job_documents`; what a definition means, the cluster
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields, replace
@@ -18,6 +17,7 @@ import click
 from tocsin._strict_yaml import Fault
 from tocsin.cli import _output
 from tocsin.cli._duration import shown_duration, shown_instant
+from tocsin.cli._files import read_text
 from tocsin.cli._job_documents import (
     BadDocuments,
     Document,
@@ -367,17 +367,14 @@ def _texts(paths: Sequence[str]) -> dict[str, str]:
     texts: dict[str, str] = {}
     for name in paths:
         if name == "-":
-            texts["stdin"] = sys.stdin.read()
+            texts["stdin"] = read_text(name)
             continue
         path = Path(name)
         files = sorted([*path.glob("*.yaml"), *path.glob("*.yml")]) if path.is_dir() else [path]
         if not files:
             raise click.UsageError(f"there is no .yaml file in {name}")
         for file in files:
-            try:
-                texts[str(file)] = file.read_text(encoding="utf-8")
-            except UnicodeDecodeError as error:
-                raise click.UsageError(f"{file} is not UTF-8: {error}") from None
+            texts[str(file)] = read_text(str(file))
     return texts
 
 

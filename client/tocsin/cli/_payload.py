@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
-from pathlib import Path
 from typing import Any
 
 import click
 
 from tocsin.cli._duration import ParamType
+from tocsin.cli._files import read_bytes
 
 
 class _Payload(ParamType):
@@ -24,12 +23,7 @@ class _Payload(ParamType):
             return value
         if not value.startswith("@"):
             return str(value).encode()
-        if value == "@-":
-            return sys.stdin.buffer.read()
-        try:
-            return Path(value[1:]).read_bytes()
-        except OSError as error:
-            self.fail(f"cannot read {value[1:]}: {error.strerror}", param, ctx)
+        return read_bytes(value[1:])
 
 
 PAYLOAD = _Payload()

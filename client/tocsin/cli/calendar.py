@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Sequence
 from datetime import datetime
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -15,9 +13,11 @@ from tocsin._calendar_file import read_calendar
 from tocsin.calendar import Calendar, CalendarDates, CalendarPreview, CalendarWindow
 from tocsin.cli import _output
 from tocsin.cli._duration import INSTANT, in_zone, shown_instant
+from tocsin.cli._files import BadInput, read_text
 from tocsin.cli._json import as_json
 from tocsin.cli._options import Settings, global_options, pass_settings
 from tocsin.cli._output import Column
+from tocsin.errors import ConfigError
 
 if TYPE_CHECKING:
     from tocsin.client import Client
@@ -100,13 +100,12 @@ def _read(file: str) -> Calendar:
 
     Raises:
         click.UsageError: the file cannot be read.
-        ConfigError: with everything that is wrong in it.
+        BadInput: with everything that is wrong in it.
     """
     try:
-        text = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise click.UsageError(f"--file {file}: {error}") from error
-    return read_calendar(text, "stdin" if file == "-" else file)
+        return read_calendar(read_text(file), "stdin" if file == "-" else file)
+    except ConfigError as error:
+        raise BadInput(str(error)) from error
 
 
 def _wait(client: Client, stored: Calendar) -> Calendar:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import click
 
+from tocsin.cli._files import BadInput
 from tocsin.cli._needs_node import need_node
 from tocsin.cli._options import Settings, global_options, pass_settings
 from tocsin.cli.node import checked_config
-from tocsin.errors import ConfigError
 
 
 @click.group()
@@ -53,6 +53,6 @@ def create(settings: Settings, /, *, folder: Path, days: int) -> None:
     try:
         made = module.create(folder, config.cluster_id, config.node_ids, days=days)
     except module.CertificateError as error:
-        raise ConfigError(str(error)) from error
+        raise BadInput(str(error)) from error
     click.echo(f"made an authority and {len(made)} certificates in {folder}, good for {days} days")
     click.echo(f"put `certs: {folder}` under raft: in {settings.cluster_file}", err=True)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import getpass
 import re
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ import click
 
 from tocsin.cli import _output
 from tocsin.cli._duration import known_zone
+from tocsin.cli._files import read_text
 from tocsin.cli._options import Settings, global_options, pass_settings
 from tocsin.crontab import DIFFERENCES_FROM_CRON, Entry, Plan, machine_zone, parse_crontab
 from tocsin.errors import ApiError, ConfigError, InvalidArgument
@@ -132,13 +132,7 @@ def import_(settings: Settings, /, *, files: Sequence[str], **options: Any) -> N
 def _plan(file: str, options: dict[str, Any]) -> Plan:
     if options["tz"] is not None:
         known_zone(options["tz"])
-    try:
-        raw = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
-        text = raw.decode()
-    except OSError as error:
-        raise click.UsageError(f"cannot read {file}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise click.UsageError(f"{file} is not UTF-8 at byte {error.start}") from error
+    text = read_text(file)
     return parse_crontab(
         text,
         system=options["system"],

@@ -420,8 +420,12 @@ def _work(options: Mapping[str, Any]) -> tuple[str, bytes]:
     command: str | None = options["command"]
     handler: str | None = options["handler"]
     payload: bytes | None = options["payload"]
-    if (command is None) == (handler is None):
-        raise click.UsageError("say what to run: either --command COMMAND or --handler NAME")
+    if command is not None and handler is not None:
+        raise click.UsageError(
+            "say what to run by one of --command and --handler: both of them are given"
+        )
+    if command is None and handler is None:
+        raise click.UsageError("say what to run: give --command or --handler")
     if handler is not None:
         for name in ("shell", "env", "cwd"):
             if options[name]:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tocsin.cli import _output
+from tocsin.cli._files import BadInput
 from tocsin.cli._needs_node import need_node
 from tocsin.cli._options import Settings, config_option, pass_settings
 
@@ -88,19 +89,13 @@ def up(ctx: click.Context, settings: Settings, /, *, data_dir: str | None, verbo
     ctx.exit(asyncio.run(runner.run()))
 
 
-class _BadClusterFile(click.ClickException):
-    """Wrong input, as a wrong option is; the file is named in the message."""
-
-    exit_code = 2
-
-
 def checked_config(path: Path) -> Any:
     """Reads the file as a node would, so that what is wrong is said once and not by each node."""
     config = importlib.import_module("tocsin_node.config")
     try:
         return config.load(path)
     except config.ConfigError as error:
-        raise _BadClusterFile(str(error)) from error
+        raise BadInput(str(error)) from error
 
 
 def _node_arguments(node_id: str, path: Path, data_dir: str | None) -> list[str]:

@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from tocsin.cli import _output
+from tocsin.cli._files import READABLE_FILE
 from tocsin.cli._needs_node import need_node
 from tocsin.cli._options import Settings, config_option, output_option, pass_settings
 from tocsin.cli.node import checked_config
@@ -20,7 +21,7 @@ SHOWN = 20  # runs that are listed for people
 
 
 @click.command(short_help="Make the data folders of a cluster from a backup.")
-@click.argument("backup", type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@click.argument("backup", type=READABLE_FILE)
 @click.option("--node", default=ALL, metavar="ID", show_default=True, help="Which folder to make.")
 @click.option(
     "--floor",

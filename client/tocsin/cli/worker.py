@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import click
 
 from tocsin.cli import _output
 from tocsin.cli._duration import shown_instant
+from tocsin.cli._files import READABLE_FILE
 from tocsin.cli._json import as_json
 from tocsin.cli._options import Settings, cluster_options, global_options, pass_settings
 from tocsin.cli._output import Column
@@ -102,7 +104,8 @@ def shell(
 @click.option("--allow-private", is_flag=True, help="Call any address, this machine's included.")
 @click.option(
     "--ca",
-    type=click.Path(exists=True, dir_okay=False),
+    type=READABLE_FILE,
+    metavar="FILE",
     help="Trust the certificates of this PEM file instead of the machine's.",
 )
 @cluster_options
@@ -116,7 +119,7 @@ def http_(
     worker_id: str | None,
     networks: Sequence[str],
     allow_private: bool,
-    ca: str | None,
+    ca: Path | None,
 ) -> None:
     """Make the requests of jobs for handler http, until Ctrl-C.
 

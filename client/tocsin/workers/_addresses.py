@@ -59,8 +59,9 @@ def resolved(host: str, port: int, policy: AddressPolicy) -> list[tuple[int, tup
     ]
     if not allowed:
         shown = ", ".join(sorted({str(address[0]) for _, _, _, _, address in found}))
+        subject = host if shown == host.strip("[]") else f"{host} is {shown}, which"
         raise AddressRefused(
-            f"{host} is {shown}, which is not public: this worker was not allowed to call it "
+            f"{subject} is not public: this worker was not allowed to call it "
             "(tocsin worker http --allow-network)"
         )
     return allowed

@@ -351,7 +351,7 @@ _Source = _Cron | _Every
 
 def _check_every(every_ms: int) -> None:
     if every_ms < EVERY_MS_MIN or every_ms % 1000:
-        allowed = "whole seconds of at least 1000 ms"
+        allowed = "whole seconds, at least 1s"
         raise BadSchedule("FIELD_INVALID", "every_ms", every_ms, allowed, "not a valid interval")
     if every_ms >= END_TIME_S * 1000:
         raise BadSchedule(
