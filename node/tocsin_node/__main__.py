@@ -6,13 +6,16 @@
     70  had to stop: the state machine raised, the disk failed, or a bug showed
 
 Everything it says goes to stderr: what stops it as one line `error: ...` with the fix, and, once
-the node answers calls, one line `node n1 ready: ...`. Refuses to run under another event loop.
+the node answers calls, one line `node n1 ready: ...`; or, when its folder is new and peers knew it
+with another, `error: node n1 is refused ...`, and it stays so. Refuses to run under another event
+loop.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import dataclasses
 import json
 import logging
@@ -26,13 +29,16 @@ from typing import NoReturn
 
 from tocsin_node import garbage
 from tocsin_node.config import Config, ConfigError, UnknownNode, load
-from tocsin_node.raft.engine import RaftError, StartRefused
+from tocsin_node.raft.engine import Engine, RaftError, StartRefused
 from tocsin_node.server import Server
 
 EXIT_OK = 0
 EXIT_NOT_STARTED = 1
 EXIT_USAGE = 2
 EXIT_FATAL = 70  # EX_SOFTWARE
+
+FIRST_CONTACT_S = 1.0  # how long a node with a new folder waits for what its peers say to that
+FIRST_CONTACT_POLL_S = 0.02
 
 LEVELS = ("debug", "info", "warning", "error")
 
@@ -66,11 +72,12 @@ async def _run(config: Config, node_id: str, *, rejoin: bool) -> int:
     node = server.node
     garbage.set_thresholds()
     collecting = asyncio.create_task(garbage.collect_now_and_then(lambda: server.leadership.leads))
-    print(
-        f"node {node.id} ready: api {node.api_address} raft {node.raft_address} pid {os.getpid()}",
-        file=sys.stderr,
-        flush=True,
-    )
+    addresses = f"api {node.api_address} raft {node.raft_address} pid {os.getpid()}"
+    fault = await _first_contact(server.engine)
+    said = f"node {node.id} ready: {addresses}"
+    if fault:
+        said = f"error: node {node.id} is refused by its peers and does nothing: {fault}"
+    print(said, file=sys.stderr, flush=True)
     await stop.wait()
     # A second signal ends the process at once, should the stop hang.
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -79,6 +86,25 @@ async def _run(config: Config, node_id: str, *, rejoin: bool) -> int:
     collecting.cancel()
     await server.stop()
     return EXIT_OK
+
+
+async def _first_contact(engine: Engine) -> str:
+    """What peers have against a folder that was made by this start; empty if nothing is known.
+
+    Waits until one has linked or refused, and not long: at its first start a cluster may be alone.
+    """
+    if not engine.has_new_folder or not engine.has_vote or not engine.peer_status():
+        return ""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(FIRST_CONTACT_S):
+            # Once in a node's life: links and refusals have no event of their own.
+            while not _has_met(engine):  # noqa: ASYNC110
+                await asyncio.sleep(FIRST_CONTACT_POLL_S)
+    return engine.folder_fault
+
+
+def _has_met(engine: Engine) -> bool:
+    return bool(engine.folder_fault) or any(peer.reachable for peer in engine.peer_status())
 
 
 def _die(error: BaseException) -> NoReturn:

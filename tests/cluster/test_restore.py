@@ -82,6 +82,15 @@ async def test_a_node_that_lost_its_disk_is_refused_and_told_how_to_come_back(
         leader = await three.leader(client)
         lost, other = (node for node in three.scratch.node_ids if node != leader)
         await client.create_job(Job(name="kept", handler="nobody"))
+
+        async def has_met_all() -> bool:
+            try:
+                status = await client.cluster_status(lost)
+            except ApiError:
+                return False  # it is still starting
+            return all(member.reachable for member in status.members)
+
+        await three.until("the others have met the folder that is lost next", has_met_all)
         three.scratch.kill(lost)
         shutil.rmtree(three.scratch.folder / "data" / lost)
         three.scratch.start_node(lost)
@@ -90,8 +99,12 @@ async def test_a_node_that_lost_its_disk_is_refused_and_told_how_to_come_back(
             return f"tocsin node --node {lost} --rejoin" in three.scratch.tail(lost, 100)
 
         await three.until("its log names the command", told)
+
+        async def says_so() -> bool:
+            return f"error: node {lost} is refused by its peers" in three.scratch.tail(lost, 100)
+
+        await three.until("it says on its last line that it is refused", says_so)
         three.scratch.kill(lost)
-        shutil.rmtree(three.scratch.folder / "data" / lost)
         three.scratch.start_node(lost, "--rejoin")
 
         async def has_its_vote() -> bool:

@@ -9,6 +9,7 @@ import shutil
 import pytest
 
 from tocsin_node.raft.engine import NotLeader, OutcomeUnknown, StartRefused, WrongDataDir
+from tocsin_node.raft.journal import Journal, is_untouched
 from tocsin_node.raft.transport import Refusal
 
 
@@ -56,6 +57,60 @@ async def test_a_lost_disk_is_refused_until_the_operator_says_so_and_then_caught
     await cluster.start(first)
     assert cluster.members[first].engine.has_vote
     await (await cluster.leader()).engine.propose(b"and=again")
+
+
+async def test_what_a_refused_first_start_made_counts_as_empty_and_nothing_else_does(
+    new_cluster, caplog
+):
+    cluster = new_cluster(3)
+    await cluster.start()
+    leader = await cluster.leader()
+    first, second = names(await cluster.followers())
+    await leader.engine.propose(b"k=v")
+    refused = await lose_disk(cluster, first)
+    await cluster.until(lambda: refused.engine.folder_fault)
+    assert f"tocsin node --node {first} --rejoin" in refused.engine.folder_fault
+    assert refused.engine.has_new_folder
+    await cluster.stop(first)
+    refused_folder = json.loads((cluster.folder / first / "identity.json").read_text())["folder"]
+
+    # Word for word what it was told, on the folder as it is.
+    back = cluster.members[first] = cluster.make(first, rejoin=True)
+    await back.engine.start()
+    assert "counts as empty" in caplog.text
+    found = json.loads((cluster.folder / first / "identity.json").read_text())
+    assert found["rejoining"]
+    assert found["folder"] != refused_folder
+    await cluster.until(lambda: back.engine.has_vote and back.values == {"k": "v"})
+    # Neither this folder nor one that has acknowledged entries is taken for empty.
+    for member in (first, second):
+        await cluster.stop(member)
+        before = (cluster.folder / member / "identity.json").read_bytes()
+        with pytest.raises(WrongDataDir, match="move the folder away first"):
+            await cluster.make(member, rejoin=True).engine.start()
+        assert (
+            json.loads(before)["folder"] in (cluster.folder / member / "identity.json").read_text()
+        )
+        assert list((cluster.folder / member / "journal").glob("*.seg"))
+
+
+@pytest.mark.parametrize("vote", ["n2", None])
+def test_a_journal_with_a_term_or_an_entry_is_touched(tmp_path, vote):
+    folder = tmp_path / "journal"
+    assert is_untouched(folder)
+    journal = Journal.open(folder, segment_bytes=2**16, first_index=5_000)
+    journal.sync()
+    assert is_untouched(folder)
+    if vote:
+        journal.setCurrentTerm(1, vote)
+    else:
+        journal.add(b"entry", 5_001, 1)
+        journal.sync()
+    journal.close()
+    assert not is_untouched(folder)
+    (segment,) = folder.glob("*.seg")
+    segment.write_bytes(b"damage")
+    assert not is_untouched(folder)
 
 
 async def committed_on_two(cluster):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import logging
 import os
 import secrets
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tocsin_node.raft.errors import DataDirInUse, WrongDataDir
+from tocsin_node.raft.journal import is_untouched
 
 LOCK_NAME = "LOCK"
 IDENTITY_NAME = "identity.json"
@@ -24,6 +26,8 @@ JOURNAL_NAME = "journal"
 SNAPSHOTS_NAME = "snapshots"
 PEERS_NAME = "peers.json"
 IDENTITY_FORMAT = 1
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -94,7 +98,8 @@ class DataDir:
 
         Args:
             cluster_incarnation: for a folder that is made now, from a backup.
-            rejoin: the node's folder was lost, and this one, which must be empty, is in its place.
+            rejoin: the node's folder was lost, and this one is in its place. It must be empty, or
+                hold only what a start without `rejoin` made that never voted nor acknowledged.
             first_index: where the log of a folder that is made now starts.
 
         Raises:
@@ -114,6 +119,8 @@ class DataDir:
                     f"data folder {path} is held by another node process;"
                     " stop that one or give this node a folder of its own"
                 ) from None
+            if rejoin:
+                _empty_again(path, cluster_id=cluster_id, node_id=node_id)
             made: dict[str, Any] = {
                 "cluster_incarnation": cluster_incarnation,
                 "rejoining": rejoin,
@@ -124,8 +131,9 @@ class DataDir:
             )
             if rejoin and not identity["rejoining"]:
                 raise WrongDataDir(
-                    f"data folder {path} is not empty: start the node without --rejoin, or if the"
-                    " folder is lost, move it away"
+                    f"data folder {path} is not empty: start the node without --rejoin; or if what"
+                    " it held is lost, move the folder away first, and then start the node with"
+                    " --rejoin"
                 )
             return cls(path, lock_fd, incarnation, identity)
         except BaseException:
@@ -170,6 +178,46 @@ class DataDir:
         if self._lock_fd >= 0:
             os.close(self._lock_fd)
             self._lock_fd = -1
+
+
+def _empty_again(path: Path, *, cluster_id: str, node_id: str) -> None:
+    """Removes what a start on an empty folder made, if the node then did nothing that binds it.
+
+    Its peers refuse such a start when the node's folder was lost; it is then told to start with
+    `rejoin`, and must not find that its own refused start stands in the way. Whatever step a crash
+    hits, the folder stays one that this function empties.
+    """
+    file = path / IDENTITY_NAME
+    try:
+        found = json.loads(file.read_bytes())
+    except (OSError, ValueError):
+        return  # It is empty, or _identify says what is wrong with it.
+    if not isinstance(found, dict) or found.get("rejoining", False):
+        return
+    if (found.get("cluster_id"), found.get("node_id")) != (cluster_id, node_id):
+        return
+    journal, snapshots = path / JOURNAL_NAME, path / SNAPSHOTS_NAME
+    lost = found.get("journal", False) and not any(journal.glob("*.seg"))
+    if lost or not is_untouched(journal) or (snapshots.is_dir() and any(snapshots.iterdir())):
+        return
+    try:
+        _write_identity(file, found | {"journal": False})
+        if journal.is_dir():
+            for segment in journal.iterdir():
+                segment.unlink()
+            sync_folder(journal)
+            journal.rmdir()
+        (path / PEERS_NAME).unlink(missing_ok=True)
+        sync_folder(path)
+        file.unlink()
+        sync_folder(path)
+    except OSError as error:
+        raise WrongDataDir(f"data folder {path} cannot be emptied: {error.strerror}") from error
+    logger.warning(
+        "data folder %s held only what an earlier start had made, without a vote or an entry: it"
+        " counts as empty",
+        path,
+    )
 
 
 def _identify(

@@ -520,6 +520,16 @@ class Engine:
         """False on a node whose disk was lost, until it has caught up."""
         return self._core is None or not self._core.rejoin.rejoining
 
+    @property
+    def folder_fault(self) -> str:
+        """What the last peer said that refused this node for its data folder; empty if none did."""
+        return "" if self._transport is None else self._transport.folder_fault
+
+    @property
+    def has_new_folder(self) -> bool:
+        """Whether the data folder was made by this start."""
+        return self._folder is not None and self._folder.incarnation.starts == 1
+
     def subscribe(self, callback: Callable[[LeaderEvent], None]) -> None:
         """Calls back on every change of leadership from now on, between passes, in order."""
         self._subscribers.append(callback)

@@ -709,6 +709,37 @@ class Journal:
             self._entries[:] = [(_PLACEHOLDER, index - 1, _UNKNOWN_TERM)]
 
 
+def is_untouched(folder: Path) -> bool:
+    """Whether a journal holds no term, vote or entry, so that its node never voted or acknowledged.
+
+    A vote and an acknowledgement are given in a term from 1 on, which is on disk before they leave.
+    True for a folder that is not there. What cannot be read counts as touched. Changes nothing.
+    """
+    try:
+        paths = sorted(folder.glob("*.seg"))
+        if not paths:
+            return True
+        if [path.name for path in paths] != [_segment_name(1)]:
+            return False
+        data = paths[0].read_bytes()
+        seed = offset = 0
+        while not _is_blank(data, offset):
+            record = _read_record(data, offset, seed)
+            if isinstance(record, str) or (record.type == _TYPE_SEGMENT) != (offset == 0):
+                return False
+            if record.type == _TYPE_SEGMENT:
+                head = _decode_head(paths[0], 1, record)
+                seed = head.seed
+                if head.written.term:
+                    return False
+            elif record.type != _TYPE_TERM or record.term or record.payload:
+                return False
+            offset = record.end
+    except (OSError, JournalDamaged):
+        return False
+    return True
+
+
 def _segment_name(number: int) -> str:
     return f"{number:016d}.seg"
 

@@ -151,6 +151,7 @@ class Transport(_transport.Transport):  # type: ignore[misc]
         refusals: how often which fault was met.
         schemas: what each peer that was linked since the start said it understands, by node id.
         rejoining: peers that said on their newest link that they have no vote.
+        folder_fault: what the last peer said that refused this node's folder; empty if none did.
 
     Args:
         tls: contexts for the listening and the calling side; None for plaintext.
@@ -176,6 +177,7 @@ class Transport(_transport.Transport):  # type: ignore[misc]
         self._schema = schema
         self.schemas: dict[str, int] = {}
         self.rejoining: set[str] = set()
+        self.folder_fault = ""
         self._self_node = self_node
         self._peers = {str(peer.id): peer for peer in peers}
         self._memory = memory
@@ -690,6 +692,8 @@ class _Link:
         kind = message["type"]
         if kind == "refused":
             detail = f"{message['reason']}: {message['detail']}"
+            if message["reason"] == Refusal.OTHER_FOLDER.name:
+                self._transport.folder_fault = str(message["detail"])
             self._transport.refuse(self, Refusal.REFUSED_US, detail)
         elif (kind == "hello") != (self._step is _Step.HELLO):
             self._transport.refuse(self, Refusal.BAD_FRAME, f"a {kind} out of place", tell=True)
