@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import functools
 import inspect
 import json
@@ -21,6 +22,7 @@ from tocsin import _convert, _process
 from tocsin._interrupt import Interrupt
 from tocsin._lease import START_WITHIN, Lease
 from tocsin._session import Assignment, Item, boottime
+from tocsin._text import encodable, text_of
 from tocsin.context import Context, Control, enter
 from tocsin.errors import AttemptFailed, Cancelled, ControlFlow, Draining, LeaseLost, TimedOut
 from tocsin.v1 import run_pb2
@@ -41,6 +43,7 @@ LEASE_LOST = "lease-lost"
 TIMED_OUT = "timed-out"
 DRAINING = "draining"
 NO_THREAD = "no-thread"
+UNREPORTABLE = _process.UNREPORTABLE
 
 _NO_ARGUMENTS = (b"", b"{}")
 _Function = Callable[..., Any]
@@ -101,7 +104,9 @@ class Retry:
             retryable = False
         if retryable and self.wait is not None:
             after = max(self.wait, after or self.wait)
-        return AttemptFailed(str(error) or kind, kind=kind, retryable=retryable, retry_after=after)
+        return AttemptFailed(
+            text_of(error) or kind, kind=kind, retryable=retryable, retry_after=after
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,7 +224,9 @@ class Attempt:
         try:
             value = await cast("Awaitable[Any]", call())
         except SystemExit as error:  # it would end the loop, and with it every other attempt
-            raise AttemptFailed(f"the handler exits: {error}", kind="SystemExit") from error
+            raise AttemptFailed(
+                f"the handler exits: {text_of(error)}", kind="SystemExit"
+            ) from error
         return Item(lease=self._item.lease, result=encoded_result(value, raw=handler.raw))
 
     def is_fresh(self) -> bool:
@@ -247,7 +254,9 @@ class Attempt:
     ) -> Item:
         item = Item(
             lease=self._item.lease,
-            error=run_pb2.AttemptError(kind=kind[:ERROR_KIND_MAX], message=_shortened(message)),
+            error=run_pb2.AttemptError(
+                kind=text_of(kind)[:ERROR_KIND_MAX], message=_shortened(encodable(message))
+            ),
             retryable=retryable,
         )
         if retry_after is not None:
@@ -255,7 +264,19 @@ class Attempt:
         return item
 
     def from_error(self, error: BaseException) -> Item:
-        """The report for an attempt that raised; one that was stopped is reported as that."""
+        """The report for an attempt that raised; one that was stopped is reported as that.
+
+        Never raises, whatever was raised by the handler: without a report the run would stay with
+        this worker, which renews its lease, until the attempt timeout.
+        """
+        try:
+            return self._from_error(error)
+        except BaseException:
+            with contextlib.suppress(Exception):
+                log.exception("%s: what the handler raised cannot be told", self.context.run)
+            return self.failed(UNREPORTABLE, _process.UNREPORTABLE_MESSAGE, retryable=True)
+
+    def _from_error(self, error: BaseException) -> Item:
         if self._setting.on_error is not None:
             self._setting.on_error(self.context, error)
         cause = self.control.stopped()
@@ -269,9 +290,10 @@ class Attempt:
         if not isinstance(error, AttemptFailed):
             log.warning("%s: attempt %d failed", run, attempt, exc_info=error)
         elif notes := getattr(error, "__notes__", None):  # of the process where it was raised
-            log.warning("%s: attempt %d failed\n%s", run, attempt, "\n".join(notes).rstrip())
+            told = "\n".join(map(text_of, notes)).rstrip()
+            log.warning("%s: attempt %d failed\n%s", run, attempt, told)
         else:
-            log.warning("%s: attempt %d: %s", run, attempt, error)
+            log.warning("%s: attempt %d: %s", run, attempt, text_of(error))
         failed = self._retry.failure(error, attempt)
         return self.failed(
             failed.kind,
@@ -281,7 +303,7 @@ class Attempt:
         )
 
     def _from_stop(self, cause: ControlFlow) -> Item:
-        message = str(cause)
+        message = text_of(cause)
         log.info("%s: attempt %d stopped: %s", self.context.run, self.context.attempt, message)
         if isinstance(cause, Cancelled):
             return Item(lease=self._item.lease, cancelled=True)

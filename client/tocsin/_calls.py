@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import logging
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator, Iterable
 from typing import Any, Generic, Protocol, TypeVar
+
+log = logging.getLogger("tocsin.worker")
 
 SLICE_S = 0.005  # handlers that never wait run for so long between two turns of the loop
 
@@ -78,28 +81,39 @@ class Runner:
     def __init__(self) -> None:
         self._calls: deque[Call] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._taking = False  # some task is about to take the next call
+        self._turn: object | None = None  # of the task that is about to take the next call
 
     def add(self, calls: Iterable[Call]) -> None:
         self._calls.extend(calls)
         self._go_on()
 
     def _go_on(self) -> None:
-        if self._taking or not self._calls:
+        if self._turn is not None or not self._calls:
             return
-        self._taking = True
-        task = asyncio.get_running_loop().create_task(self._take())
+        self._turn = turn = object()
+        task = asyncio.get_running_loop().create_task(self._take(turn))
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
-    async def _take(self) -> None:
+        def over(task: asyncio.Task[None]) -> None:
+            # However it has ended, and even if it was cancelled before it began.
+            self._tasks.discard(task)
+            self._end_turn(turn)
+
+        task.add_done_callback(over)
+
+    def _end_turn(self, turn: object) -> None:
+        if self._turn is turn:
+            self._turn = None
+            self._go_on()
+
+    async def _take(self, turn: object) -> None:
         task = asyncio.current_task()
         assert task is not None, "this runs as a task"
         loop = asyncio.get_running_loop()
         until = loop.time() + SLICE_S
         while self._calls:
             call = self._calls.popleft()
-            if await self._run(call, task):
+            if await self._run(call, task, turn):
                 return  # another task has gone on with the rest
             if task.cancelling():
                 # The call has cancelled what it took for its own task; no other must be struck.
@@ -107,30 +121,42 @@ class Runner:
             if loop.time() >= until:
                 await asyncio.sleep(0)
                 until = loop.time() + SLICE_S
-        self._taking = False
-        self._go_on()
+        self._end_turn(turn)
 
-    async def _run(self, call: Call, task: asyncio.Task[None]) -> bool:
+    async def _run(self, call: Call, task: asyncio.Task[None], turn: object) -> bool:
         """Whether the call has waited for something."""
-        coroutine = call.begin()
+        try:
+            coroutine = call.begin()
+        except BaseException as error:
+            _done(call, None, error)
+            return False
         if coroutine is None:
             return False
         task.set_name(call.name)
-        steps = _Steps(coroutine, lambda: self._has_waited(call, task))
+        steps = _Steps(coroutine, lambda: self._has_waited(call, task, turn))
         try:
             value = await steps
         except BaseException as error:
-            call.done(None, error)
-            if isinstance(error, KeyboardInterrupt):
-                raise
+            _done(call, None, error)
         else:
-            call.done(value, None)
+            _done(call, value, None)
         return steps.waited
 
-    def _has_waited(self, call: Call, task: asyncio.Task[None]) -> None:
-        self._taking = False
-        self._go_on()
+    def _has_waited(self, call: Call, task: asyncio.Task[None], turn: object) -> None:
+        self._end_turn(turn)
         call.waits(task)
+
+
+def _done(call: Call, value: Any, error: BaseException | None) -> None:
+    """Tells the call that it has ended. What that raises ends neither this task nor the others."""
+    try:
+        call.done(value, error)
+    except KeyboardInterrupt:
+        raise
+    except BaseException:
+        log.exception("%s: its end could not be told", call.name)
+    if isinstance(error, KeyboardInterrupt):
+        raise error
 
 
 class _Steps:

@@ -30,11 +30,14 @@ from typing import Any, cast
 from tocsin import errors
 from tocsin._interrupt import Interrupt
 from tocsin._session import boottime
+from tocsin._text import text_of
 from tocsin.context import Context, Control
 from tocsin.errors import AttemptFailed, ControlFlow, LeaseLost
 
 POLL = 0.1  # seconds between two looks at whether the attempt is to stop
 PROCESS_DIED = "process-died"
+UNREPORTABLE = "unreportable"
+UNREPORTABLE_MESSAGE = "the handler failed, and what it raised cannot be told"
 EXIT_ALONE = 70  # exit code of a child that ended itself, because nobody speaks for it any more
 
 Call = Callable[[Context], bytes]
@@ -207,12 +210,20 @@ def _main(work: Work, pipe: Connection) -> None:
                 interrupt.close()
         control.send(("result", result))
     except ControlFlow as cause:
-        control.send(("stopped", type(cause).__name__, str(cause)))
+        control.send(("stopped", type(cause).__name__, text_of(cause)))
     except BaseException as error:
-        told = "".join(traceback.format_exception(error))
+        control.send(("failed", *_told(work, error)))
+
+
+def _told(work: Work, error: BaseException) -> tuple[str, str, bool, float | None, str]:
+    """What the worker is told of an error: the arguments of `_failed`. Never raises."""
+    try:
+        trace = "".join(traceback.format_exception(error))
         failed = work.failure(error)
         after = None if failed.retry_after is None else failed.retry_after.total_seconds()
-        control.send(("failed", failed.kind, str(failed), failed.retryable, after, told))
+        return text_of(failed.kind), text_of(failed), bool(failed.retryable), after, trace
+    except BaseException as second:
+        return UNREPORTABLE, UNREPORTABLE_MESSAGE, True, None, text_of(second)
 
 
 class _ChildControl(Control):

@@ -120,6 +120,9 @@ class Context:
             await asyncio.wrap_future(self._save(data))
 
     def _save(self, data: bytes) -> concurrent.futures.Future[None]:
+        text: object = data  # types alone do not keep it out
+        if isinstance(text, str):
+            raise TypeError("the checkpoint is text: save its bytes, as of text.encode()")
         if len(data) > CHECKPOINT_BYTES_MAX:
             raise ValueError(
                 f"the checkpoint has {len(data)} bytes, at most {CHECKPOINT_BYTES_MAX} are kept: "

@@ -85,6 +85,11 @@ class Worker:
         self.slots = slots
         self.worker_id = worker_id or f"{socket.gethostname()}-{os.getpid()}"
         self.labels = dict(labels or {})
+        _check_encodable("worker_id", self.worker_id)
+        for queue in self.queues:
+            _check_encodable("queues", queue)
+        for label in self.labels.items():
+            _check_encodable("labels", "=".join(label))
         self._handlers: dict[str, Handler] = {}
         self._session: Session | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -350,6 +355,14 @@ class Worker:
                 message = f"worker {self.worker_id} could start no thread: {error}"
                 ended(attempt.failed(NO_THREAD, message, retryable=True))
         return attempt
+
+
+def _check_encodable(name: str, text: str) -> None:
+    """Refused here, where it can be mended, rather than when the worker greets the leader."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"{name} has {text!r}, which cannot be encoded as UTF-8") from None
 
 
 async def _quietly(session: Session) -> None:

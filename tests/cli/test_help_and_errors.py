@@ -243,3 +243,14 @@ def test_what_to_run_is_said_once(tocsin: Tocsin) -> None:
     neither = tocsin("job", "create", "x")
     assert "give --command or --handler" in neither.stderr
     assert (both.exit_code, neither.exit_code) == (2, 2)
+
+
+@pytest.mark.parametrize("command", ["shell", "http"])
+@pytest.mark.parametrize("option", ["--id", "--queue"])
+def test_a_worker_s_names_that_are_not_utf_8_are_a_usage_error(
+    tocsin: Tocsin, command: str, option: str
+) -> None:
+    result = tocsin("worker", command, option, "caf\udce9")
+    assert result.exit_code == 2
+    assert option in result.stderr
+    assert r"'caf\udce9' is not UTF-8" in result.stderr

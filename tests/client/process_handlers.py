@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from tocsin import Context, Permanent
+from tocsin import AttemptFailed, Context, Permanent, Worker
 
 
 class Declined(Exception):
@@ -55,3 +58,67 @@ def stops(ctx: Context, folder: str) -> None:
         except BaseException as error:
             Path(folder, "cause").write_text(type(error).__name__)
             raise
+
+
+# -- errors that no frame can carry as they are ----------------------------------------------------
+
+
+class Textless(Exception):
+    """Has no text."""
+
+    def __str__(self) -> str:
+        raise ValueError("no text")
+
+    __repr__ = __str__
+
+
+class Mute(Exception):
+    """Ends whoever asks for its text."""
+
+    def __str__(self) -> str:
+        raise SystemExit(3)
+
+    __repr__ = __str__
+
+
+class NamedOddly(Exception):
+    """Has a name that UTF-8 cannot encode."""
+
+
+NamedOddly.__qualname__ = "Odd\udce9"
+
+UNTOLD = ("surrogate", "textless", "unreportable")
+
+
+def untold(ctx: Context, case: str) -> None:
+    if case == "surrogate":
+        raise OSError("cannot read caf\udce9")
+    if case == "textless":
+        raise Textless("x")
+    raise AttemptFailed("x", retry_after=3)  # type: ignore[arg-type]
+
+
+def throw(error: BaseException) -> Any:
+    raise error
+
+
+def add(worker: Worker, how: str, function: Callable[[], Any], *, raw: bool = False) -> None:
+    """Makes handlers, called work and fine, as plain or async functions."""
+
+    async def work_async(ctx: Context, payload: bytes = b"") -> Any:
+        if how == "async-waits":
+            await asyncio.sleep(0)
+        return function()
+
+    def work(ctx: Context, payload: bytes = b"") -> Any:
+        return function()
+
+    async def fine_async(ctx: Context) -> str:
+        return "fine"
+
+    def fine(ctx: Context) -> str:
+        return "fine"
+
+    is_sync = how == "sync"
+    worker.add_handler("work", work if is_sync else work_async, raw=raw)
+    worker.add_handler("fine", fine if is_sync else fine_async)

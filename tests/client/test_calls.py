@@ -8,6 +8,8 @@ import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
+import pytest
+
 from tocsin._calls import Handover, Runner
 
 PATIENCE = 20.0
@@ -141,3 +143,54 @@ async def test_what_is_handed_over_by_many_threads_arrives_once_and_in_each_ones
     for number in range(threads):
         assert [n for thread, n in taken if thread == number] == list(range(count))
     assert len(wakes) < len(taken)
+
+
+@pytest.mark.parametrize("kind", [ValueError, SystemExit, asyncio.CancelledError])
+@pytest.mark.parametrize("waits", [False, True])
+async def test_a_call_whose_end_cannot_be_told_holds_up_no_other(
+    kind: type[BaseException], waits: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Untold(Call):
+        def done(self, value: Any, error: BaseException | None) -> None:
+            super().done(value, error)
+            raise kind("untold")
+
+    async def works() -> str:
+        if waits:
+            await asyncio.sleep(0)
+        return "done"
+
+    runner = Runner()
+    calls = [Untold("a", works), Call("b", works), Untold("c", works)]
+    runner.add(calls)
+    assert await ends(*calls) == [("done", None)] * 3
+    later = Call("d", works)
+    runner.add([later])
+    assert await ends(later) == [("done", None)]
+    assert caplog.text.count("its end could not be told") == 2
+
+
+async def test_a_call_that_cannot_begin_is_told_and_holds_up_no_other() -> None:
+    class Unbegun(Call):
+        def begin(self) -> Coroutine[Any, Any, Any] | None:
+            raise ValueError("no beginning")
+
+    async def works() -> str:
+        return "done"
+
+    calls = [Unbegun("a", works), Call("b", works)]
+    Runner().add(calls)
+    (_, error), second = await ends(*calls)
+    assert isinstance(error, ValueError)
+    assert second == ("done", None)
+
+
+async def test_calls_go_on_when_their_task_was_cancelled_before_it_began() -> None:
+    async def works() -> str:
+        return "done"
+
+    call = Call("a", works)
+    Runner().add([call])
+    (task,) = asyncio.all_tasks() - {asyncio.current_task()}
+    task.cancel()
+    assert await ends(call) == [("done", None)]

@@ -6,6 +6,7 @@ import logging
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -15,6 +16,17 @@ from tocsin.cli._files import READABLE_FILE
 from tocsin.cli._json import as_json
 from tocsin.cli._options import Settings, cluster_options, global_options, pass_settings
 from tocsin.cli._output import Column
+
+
+def _encodable(context: click.Context, option: click.Parameter, value: Any) -> Any:
+    """Arguments that are not UTF-8 arrive with lone surrogates, which no message can carry."""
+    texts: tuple[str, ...] = (value,) if isinstance(value, str) else value or ()
+    for text in texts:
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise click.BadParameter(f"{text!r} is not UTF-8") from None
+    return value
 
 
 @click.group()
@@ -36,6 +48,7 @@ def worker() -> None:
     "queues",
     multiple=True,
     metavar="NAME",
+    callback=_encodable,
     help="Take runs from this queue.  [repeatable; default: default]",
 )
 @click.option(
@@ -45,7 +58,13 @@ def worker() -> None:
     show_default=True,
     help="Commands to run at once.",
 )
-@click.option("--id", "worker_id", metavar="ID", help="For people.  [default: host and process id]")
+@click.option(
+    "--id",
+    "worker_id",
+    metavar="ID",
+    callback=_encodable,
+    help="For people.  [default: host and process id]",
+)
 @cluster_options
 @pass_settings
 def shell(
@@ -84,6 +103,7 @@ def shell(
     "queues",
     multiple=True,
     metavar="NAME",
+    callback=_encodable,
     help="Take runs from this queue.  [repeatable; default: default]",
 )
 @click.option(
@@ -93,7 +113,13 @@ def shell(
     show_default=True,
     help="Requests to have under way at once.",
 )
-@click.option("--id", "worker_id", metavar="ID", help="For people.  [default: host and process id]")
+@click.option(
+    "--id",
+    "worker_id",
+    metavar="ID",
+    callback=_encodable,
+    help="For people.  [default: host and process id]",
+)
 @click.option(
     "--allow-network",
     "networks",
