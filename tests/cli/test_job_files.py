@@ -243,6 +243,46 @@ def test_diff_shows_fields_and_times_and_says_so_by_its_exit_code(
     assert client.get_job("a/b").priority == 5
 
 
+def test_diff_shows_values_as_documents_have_them(tocsin: Tocsin, client: Client) -> None:
+    new = tocsin("job", "diff", "-f", tocsin.file, text=JOBS).stdout.splitlines()
+    for line in (
+        "  + max_attempts: 5",
+        "  + lease: 45s",
+        "  + labels: {team: pay}",
+        "  + command: echo report",
+        "  + env: {LANG: C}",
+        "  + overlap: skip",
+        "  + schedules: [{every: 5m}]",
+    ):
+        assert line in new
+    after = [line for line in new if line.startswith("  + after: ")]
+    assert [line.replace("'", "") for line in after] == ["  + after: [billing/import:any]"]
+    assert not any("conditions" in line or "retry_policy" in line for line in new)
+    first = "job: a/b\ncommand: echo 1\n"
+    tocsin("job", "apply", "-f", tocsin.file, text=first)
+    second = "job: a/b\ncommand: echo 2\nmax_attempts: 7\nretry_max: 2h\nlease: 1m\n"
+    changed = tocsin("job", "diff", "-f", tocsin.file, text=second).stdout.splitlines()
+    assert changed == [
+        "~ a/b",
+        "  - command: echo 1",
+        "  + command: echo 2",
+        "  - max_attempts: 3",
+        "  + max_attempts: 7",
+        "  - retry_max: 1h",
+        "  + retry_max: 2h",
+        "  - lease: 30s",
+        "  + lease: 1m",
+    ]
+    lowest = tocsin("job", "diff", "-f", tocsin.file, text=f"{first}priority: 0\n").stdout
+    assert lowest.splitlines() == ["~ a/b", "  - priority: 5", "  + priority: 0"]
+    third = "job: a/b\nhandler: h\nargs: {region: eu}\n"
+    changed = tocsin("job", "diff", "-f", tocsin.file, text=third).stdout.splitlines()
+    assert changed[:3] == ["~ a/b", "  - command: echo 1", "  + handler: h"]
+    assert [json.loads(line[9:]) for line in changed if line.startswith("  + args: ")] == [
+        {"region": "eu"}
+    ]
+
+
 def test_times_after_a_new_end_are_shown_as_gone(tocsin: Tocsin) -> None:
     text = 'job: a/b\nhandler: h\nschedules: [{cron: "0 3 * * *"}]\n'
     tocsin("job", "apply", "-f", tocsin.file, text=text)

@@ -25,10 +25,10 @@ from tocsin.cli._job_documents import (
     layers,
     read_documents,
 )
+from tocsin.cli._job_words import payload_words, words_of
 from tocsin.cli._json import as_json
 from tocsin.cli._options import Settings, global_options, pass_settings
 from tocsin.errors import ApiError, FailedPrecondition, InvalidArgument, NotFound
-from tocsin.schedule import At, Cron, Every
 from tocsin.types import Applied, Job, JobResult
 
 if TYPE_CHECKING:
@@ -187,14 +187,16 @@ class _Change:
     name: str
     created: bool
     fields: dict[str, tuple[Any, Any]]
+    words: dict[str, tuple[str | None, str | None]]  # by key of a document; None: does not apply
     times: tuple[tuple[datetime, ...], tuple[datetime, ...]]
 
     def lines(self) -> list[str]:
         lines = [f"{'+' if self.created else '~'} {self.name}"]
-        for name, (before, after) in self.fields.items():
-            if not self.created:
-                lines.append(f"  - {name}: {_shown(before)}")
-            lines.append(f"  + {name}: {_shown(after)}")
+        for key, (before, after) in self.words.items():
+            if before is not None and not self.created:
+                lines.append(f"  - {key}: {before}")
+            if after is not None:
+                lines.append(f"  + {key}: {after}")
         before_times, after_times = self.times
         gone = [time for time in before_times if time not in after_times]
         new = [time for time in after_times if time not in before_times]
@@ -260,7 +262,20 @@ def _change(client: Client, written: Job, applied: Applied) -> _Change:
         tuple(time for time in before_times if time <= end),
         tuple(time for time in after_times if time <= end),
     )
-    return _Change(applied.job.name, before is None, changed, times)
+    return _Change(applied.job.name, before is None, changed, _changed_words(old, new), times)
+
+
+def _changed_words(old: Job, new: Job) -> dict[str, tuple[str | None, str | None]]:
+    before, after = words_of(old), words_of(new)
+    changed = {
+        key: (before.get(key), after.get(key))
+        for key in dict.fromkeys([*before, *after])
+        if before.get(key) != after.get(key)
+    }
+    if not changed and old.payload != new.payload:
+        # Other bytes for the same words, such as JSON with other spaces.
+        changed["payload"] = (payload_words(old), payload_words(new))
+    return changed
 
 
 def _validated_all(client: Client, documents: Sequence[Document]) -> list[Applied | ApiError]:
@@ -378,17 +393,8 @@ def _texts(paths: Sequence[str]) -> dict[str, str]:
     return texts
 
 
-def _shown(value: Any) -> str:
-    from tocsin.cli.job import schedule_words  # noqa: PLC0415 - which imports this module
-
-    if isinstance(value, tuple | list) and value and isinstance(value[0], Cron | Every | At):
-        return "; ".join(schedule_words(schedule) for schedule in value)
-    plain = _plain(value)
-    return plain if isinstance(plain, str) else "-" if plain in (None, [], {}) else str(plain)
-
-
 def _plain(value: Any) -> Any:
-    """A field's value, as people read it and as JSON can hold it."""
+    """A field's value, as JSON can hold it."""
     if isinstance(value, timedelta):
         return shown_duration(value)
     if isinstance(value, datetime):
