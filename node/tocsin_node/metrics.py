@@ -13,6 +13,7 @@ import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 from wsgiref.simple_server import WSGIServer
 
 from prometheus_client import (
@@ -26,6 +27,7 @@ from prometheus_client import (
 from tocsin_node.core.model import AttemptOutcome, Run, RunState
 from tocsin_node.replica import Changes, Replica
 
+PATH = "/metrics"
 REFRESH_S = 1.0
 QUEUES_MAX = 100  # further ones are counted together, as `other`
 SHORT_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
@@ -140,6 +142,8 @@ class Metrics:
         self._server, self._thread = start_http_server(
             self._port, self._host.strip("[]"), registry=self.registry
         )
+        assert isinstance(self._server, WSGIServer)
+        self._server.set_app(_only_metrics(self._server.get_app()))
         self.watch()
         self._task = asyncio.get_running_loop().create_task(self._refresh_often())
 
@@ -231,6 +235,18 @@ class Metrics:
         oldest_ms = load.oldest_due_time_ms
         now_ms = self._replica.clock.now_ms()
         self._oldest.set(0 if oldest_ms is None else _seconds(oldest_ms, now_ms))
+
+
+def _only_metrics(serve: Any) -> Any:
+    """A WSGI application that serves `/metrics` and answers 404 to every other path."""
+
+    def application(environ: Any, start_response: Any) -> Any:
+        if environ["PATH_INFO"].rstrip("/") == PATH:
+            return serve(environ, start_response)
+        start_response("404 Not Found", [("Content-Type", "text/plain; charset=utf-8")])
+        return [f"nothing is here; metrics are under {PATH}\n".encode()]
+
+    return application
 
 
 _ENDS = {

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import Result
@@ -323,3 +324,23 @@ def test_json_that_gives_a_handler_no_arguments_is_refused(
         assert result.exit_code == 2
         assert "--content-type application/json" in result.stderr
     assert client.calls == []
+
+
+def test_a_time_in_the_past_is_said_to_be_due_at_once(tocsin: Tocsin, client: FakeClient) -> None:
+    def create(**changes: Any) -> str:
+        past = NOON - timedelta(hours=1)
+        stored = make_job(schedules=(At(past),), next_fire_time=None, create_time=NOON, **changes)
+        client.create_job = lambda *_, **__: stored  # type: ignore[method-assign]
+        options = ("--at", "2026-11-29T11:00:00Z", "--command", "x")
+        return tocsin("job", "create", "hello", *options).stdout
+
+    said = "finished; 2026-11-29 11:00:00Z is past: due at once, late\n"
+    assert create(finished=True, update_time=NOON).endswith(said)
+    assert "at once" not in create(finished=True, update_time=NOON + timedelta(seconds=1))
+
+
+def test_a_finished_job_says_which_runs_go_on(tocsin: Tocsin, client: FakeClient) -> None:
+    client.jobs["default/hello"] = make_job(finished=True, active_run_count=1)
+    assert "finished, 1 run still active\n" in tocsin("job", "get", "hello").stdout
+    client.jobs["default/hello"] = make_job(finished=True, active_run_count=0)
+    assert "still active" not in tocsin("job", "get", "hello").stdout

@@ -64,6 +64,73 @@ def test_get_shows_attempts_and_why_it_waits(tocsin: Tocsin, client: FakeClient)
     assert "\x1b" not in shown
 
 
+SHELL = b'{"exit_code": 0, "output": "one\\ntwo \\u001b[31m\\n", "duration_ms": 7}'
+HTTP = b'{"status": 200, "url": "http://x/", "body": "one\\ntwo", "duration_ms": 7}'
+
+
+@pytest.mark.parametrize(
+    ("result", "printed"),
+    [
+        (SHELL, b"one\ntwo \x1b[31m\n"),
+        (HTTP, b"one\ntwo\n"),
+        (b'{"output": "of another handler"}', b'{"output": "of another handler"}'),
+        (b"\xff\x00raw", b"\xff\x00raw"),
+        (b"", b""),
+    ],
+)
+def test_output_prints_what_a_run_printed(
+    tocsin: Tocsin, client: FakeClient, result: bytes, printed: bytes
+) -> None:
+    client.runs = [make_run(result=result)]
+    assert tocsin("run", "output", client.runs[0].name).stdout_bytes == printed
+
+
+def test_output_of_a_failed_run_is_the_end_that_its_error_shows(
+    tocsin: Tocsin, client: FakeClient
+) -> None:
+    run = make_run(state=RunState.FAILED)
+    error = AttemptError(kind="exit-code-1", message="oh no\nreally")
+    client.runs = [replace(run, attempts=(replace(run.attempts[0], error=error),))]
+    shown = tocsin("run", "output", run.name)
+    assert shown.stdout == "oh no\nreally\n"
+    assert "exit-code-1" in shown.stderr
+    as_json = json.loads(tocsin("run", "output", run.name, "-o", "json").stdout)
+    assert as_json == {"run": run.name, "output": "oh no\nreally"}
+
+
+def test_get_shows_output_in_lines_and_lets_nothing_move_the_cursor(
+    tocsin: Tocsin, client: FakeClient
+) -> None:
+    client.runs = [make_run(result=SHELL)]
+    lines = tocsin("run", "get", client.runs[0].name).stdout.splitlines()
+    at = next(at for at, line in enumerate(lines) if line.startswith("output "))
+    assert lines[at].split() == ["output", "one"]
+    assert lines[at + 1].strip() == "two \\x1b[31m"
+    assert lines[at - 1].split(maxsplit=1) == ["result", "exit_code 0, duration_ms 7"]
+
+
+def test_time_between_an_end_and_a_retry_by_hand_is_not_counted(
+    tocsin: Tocsin, client: FakeClient
+) -> None:
+    run = make_run(state=RunState.SUCCEEDED, hand_retry_count=1)
+    first = replace(
+        run.attempts[0], outcome=AttemptOutcome.FAILED, end_time=NOON + timedelta(seconds=1)
+    )
+    later = NOON + timedelta(hours=3)
+    second = replace(first, start_time=later, outcome=AttemptOutcome.SUCCEEDED)
+    run = replace(run, attempts=(first, second), end_time=later + timedelta(seconds=2))
+    client.runs = [run]
+    assert "  2.00s" in tocsin("run", "list").stdout.splitlines()[1]
+    shown = tocsin("run", "get", run.name).stdout
+    assert "1 of 3, retried by hand 1 time\n" in shown
+    assert [line.split("  ")[0].strip() for line in shown.splitlines()[-2:]] != ["1", "1"]
+    assert shown.splitlines()[-1].startswith("1, by hand")
+    # Retried, and not begun again.
+    client.runs = [replace(run, attempts=(first,), attempt_count=0)]
+    assert "10800" not in tocsin("run", "list").stdout
+    assert "3h" not in tocsin("run", "list").stdout
+
+
 @pytest.mark.parametrize(
     ("state", "code"),
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import urllib.error
 import urllib.request
 
 import pytest
@@ -107,7 +108,15 @@ async def test_gauges_are_served_under_metrics(leads: bool) -> None:
                 text: str = page.read().decode()
                 return text
 
+        def answer_elsewhere() -> int:
+            try:
+                with urllib.request.urlopen(f"http://127.0.0.1:{port}/other", timeout=30) as page:
+                    return int(page.status)
+            except urllib.error.HTTPError as error:
+                return error.code
+
         text = await asyncio.to_thread(fetch)
+        assert await asyncio.to_thread(answer_elsewhere) == 404
     finally:
         await measured.stop()
     assert f"tocsin_raft_is_leader {float(leads)}" in text

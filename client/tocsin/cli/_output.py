@@ -129,12 +129,14 @@ def note(message: str) -> None:
     click.echo(safe(message), err=True)
 
 
-def fields(pairs: Iterable[tuple[str, str]]) -> None:
-    """Names and values, one pair per line, values aligned."""
-    shown = [(title, safe(value)) for title, value in pairs]
+def fields(pairs: Iterable[tuple[str, str | list[str]]]) -> None:
+    """Names and values, one pair per line, values aligned; a list is a value of several lines."""
+    shown = [(title, [value] if isinstance(value, str) else value) for title, value in pairs]
     width = max((len(title) for title, _ in shown), default=0)
-    for title, value in shown:
-        click.echo(f"{title:<{width}}{_GAP}{value}".rstrip())
+    for title, lines in shown:
+        for number, line in enumerate(lines):
+            name = "" if number else title
+            click.echo(f"{name:<{width}}{_GAP}{safe(line)}".rstrip())
 
 
 def table(

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
 
 from tocsin.cli import _output
 from tocsin.cli._duration import shown_elapsed, shown_instant
-from tocsin.types import Attempt, Run, RunState
+from tocsin.types import Attempt, AttemptOutcome, Run, RunState
 
 if TYPE_CHECKING:
     from tocsin.client import Client
@@ -55,7 +57,7 @@ def print_run(run: Run) -> None:
             ),
             ("progress", f"{run.progress:.0%}"),
             ("handler", f"{run.handler} on queue {run.queue}"),
-            ("result", run.result.decode(errors="backslashreplace") or "-"),
+            *_result_fields(run),
             ("idempotency key", run.idempotency_key),
             ("job version", str(run.job_version)),
             ("created", shown_instant(run.create_time, milliseconds=True)),
@@ -72,7 +74,7 @@ def print_attempts(attempts: Sequence[Attempt]) -> None:
         ["ATTEMPT", "OUTCOME", "TOKEN", "WORKER", "START", "TOOK", "ERROR"],
         [
             [
-                str(attempt.number),
+                number,
                 attempt.outcome,
                 str(attempt.fencing_token),
                 attempt.worker_id,
@@ -80,19 +82,73 @@ def print_attempts(attempts: Sequence[Attempt]) -> None:
                 shown_elapsed(_elapsed(attempt.start_time, attempt.end_time)),
                 f"{attempt.error.kind}: {attempt.error.message}" if attempt.error else "-",
             ]
-            for attempt in attempts
+            for number, attempt in zip(_numbers(attempts), attempts, strict=True)
         ],
         right=[True, False, True, False, False, True, False],
     )
 
 
 def took(run: Run) -> timedelta | None:
-    """From the start of its first attempt to its end; None while one of them is missing."""
-    return _elapsed(run.attempts[0].start_time if run.attempts else None, run.end_time)
+    """From the start of its first attempt to its end; None while one of them is missing.
+
+    After a retry by hand, from the first attempt of that: the time in between was no work.
+    """
+    if not run.attempts or (run.hand_retry_count and not run.attempt_count):
+        return None
+    first = max(_begins(run.attempts)) if run.hand_retry_count else 0
+    return _elapsed(run.attempts[first].start_time, run.end_time)
+
+
+def _begins(attempts: Sequence[Attempt]) -> list[int]:
+    """Where attempts are counted from 1 anew, because a run was retried by hand; 0 comes first."""
+    return [0] + [
+        at
+        for at, (before, attempt) in enumerate(pairwise(attempts), start=1)
+        if attempt.number <= before.number and before.outcome is not AttemptOutcome.RELEASED
+    ]
+
+
+def _numbers(attempts: Sequence[Attempt]) -> list[str]:
+    """The attempts' numbers; those after a retry by hand, which start at 1 again, say so."""
+    begins = _begins(attempts)
+    again_from = begins[1] if len(begins) > 1 else len(attempts)
+    return [
+        f"{attempt.number}, by hand" if at >= again_from else str(attempt.number)
+        for at, attempt in enumerate(attempts)
+    ]
+
+
+def output_of(run: Run) -> tuple[str | None, dict[str, Any]]:
+    """The text that a shell command or an HTTP call left, and the rest of its result.
+
+    The text is None for a result of another form.
+    """
+    try:
+        found = json.loads(run.result)
+    except ValueError:
+        return None, {}
+    for text_key, other_key in (("output", "exit_code"), ("body", "status")):
+        if isinstance(found, dict) and other_key in found and isinstance(found.get(text_key), str):
+            return found.pop(text_key), found
+    return None, {}
+
+
+def _result_fields(run: Run) -> list[tuple[str, str | list[str]]]:
+    text, rest = output_of(run)
+    if text is None:
+        shown = run.result.decode(errors="backslashreplace")
+        return [("result", shown.rstrip("\n").split("\n") if shown else "-")]
+    fields: list[tuple[str, str | list[str]]] = [
+        ("result", ", ".join(f"{key} {value}" for key, value in rest.items()))
+    ]
+    if text:
+        fields.append(("output", text.rstrip("\n").split("\n")))
+    return fields
 
 
 def _attempts(run: Run) -> str:
-    again = f", retried by hand {run.hand_retry_count} times" if run.hand_retry_count else ""
+    times = "1 time" if run.hand_retry_count == 1 else f"{run.hand_retry_count} times"
+    again = f", retried by hand {times}" if run.hand_retry_count else ""
     return f"{run.attempt_count} of {run.max_attempts}{again}"
 
 
@@ -103,7 +159,7 @@ def _covers(run: Run) -> str:
         return "itself"
     more = "+" if run.covers_count > 1000 else ""
     return (
-        f"{run.covers_count}{more} times,"
+        f"{run.covers_count}{more} {'time' if run.covers_count == 1 else 'times'},"
         f" {shown_instant(run.covers_from_time)} to {shown_instant(run.covers_to_time)}"
     )
 

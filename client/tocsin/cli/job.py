@@ -361,8 +361,23 @@ def create(settings: Settings, /, *, name: str, **options: Any) -> None:
         settings,
         lambda: as_json(stored),
         name=stored.name,
-        text=lambda: click.echo(f"{sentence}: {_when(stored)}"),
+        text=lambda: click.echo(f"{sentence}: {_when(stored)}{_at_once(stored) if verb else ''}"),
     )
+
+
+def _at_once(job: Job) -> str:
+    """What is added of a new job whose time was over when it was created."""
+    new = job.create_time is not None and job.create_time == job.update_time
+    past = [
+        each.time
+        for each in job.schedules
+        if isinstance(each, At) and job.create_time is not None and each.time <= job.create_time
+    ]
+    if not new or not past or job.exclusions:
+        return ""
+    if job.misfire_policy is MisfirePolicy.SKIP:
+        return f"; {shown_instant(max(past))} is past: due at once, late, or skipped if too late"
+    return f"; {shown_instant(max(past))} is past: due at once, late"
 
 
 def _definition(name: str, options: Mapping[str, Any]) -> Job:
@@ -567,7 +582,15 @@ def _shown_labels(job: Job) -> str:
 def _shown_next(job: Job) -> str:
     if job.paused:
         return f"paused: {job.pause_note}" if job.pause_note else "paused"
-    return "finished" if job.finished else shown_instant(job.next_fire_time)
+    if not job.finished:
+        return shown_instant(job.next_fire_time)
+    return "finished" + _still_active(job)
+
+
+def _still_active(job: Job) -> str:
+    """What is added to `finished` of a job that fires no more while runs of it go on."""
+    count = job.active_run_count
+    return f", {count} run{'' if count == 1 else 's'} still active" if count else ""
 
 
 def _exclusion_fields(job: Job) -> list[tuple[str, str]]:
@@ -902,7 +925,7 @@ def _when(job: Job) -> str:
     if job.finished and job.exclusion_note:
         return f"{_schedule_words(job.schedules)}; {job.exclusion_note}"
     if job.finished:
-        return f"{_schedule_words(job.schedules)}, finished"
+        return f"{_schedule_words(job.schedules)}, finished{_still_active(job)}"
     following = f", next {shown_instant(job.next_fire_time)}" if job.next_fire_time else ""
     return _schedule_words(job.schedules) + following
 

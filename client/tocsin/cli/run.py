@@ -22,7 +22,7 @@ from tocsin.cli._options import (
     stale_option,
 )
 from tocsin.cli._output import Column
-from tocsin.cli._runs import exit_code, print_run, took, wait_for
+from tocsin.cli._runs import exit_code, output_of, print_run, took, wait_for
 from tocsin.types import ItemResult, Run, RunCause, RunState, WideChange
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -147,6 +147,44 @@ def get(settings: Settings, /, *, name: str, stale: bool) -> None:
     _output.show_object(
         settings, lambda: as_json(found), name=found.name, text=lambda: print_run(found)
     )
+
+
+@run.command("output", short_help="Print what a run printed.")
+@click.argument("name", metavar="RUN")
+@stale_option
+@global_options
+@pass_settings
+def output_(settings: Settings, /, *, name: str, stale: bool) -> None:
+    """Print what a run left: the output of a shell command, the body of an HTTP answer.
+
+    Of other handlers, the result as it is, byte for byte. For a run without a result, what its last
+    attempt said when it failed, which ends with the end of its output.
+
+    \b
+    Examples:
+      tocsin run output hello/20261129T070000Z
+      tocsin run output hello/20261129T070000Z > report.txt
+    """
+    with settings.client() as client:
+        found = client.get_run(name, stale_ok=stale)
+    text, rest = output_of(found)
+    error = found.attempts[-1].error if found.attempts else None
+    if text is None and not found.result and error is not None:
+        _output.note(f"{found.name} has no result; its last attempt failed with {error.kind}:")
+        text = error.message
+    left_out = rest.get("output_truncated_bytes") or rest.get("body_truncated")
+    if left_out:
+        _output.note("a part of it was too long to be kept")
+    raw = found.result if text is None else text.encode(errors="replace")
+    if settings.output == "json":
+        data = {"run": found.name, "output": raw.decode(errors="backslashreplace")}
+        _output.show_object(settings, lambda: data, name=found.name, text=lambda: None)
+        return
+    if sys.stdout.isatty():  # where what moves the cursor or changes colours is written out
+        for line in raw.decode(errors="backslashreplace").splitlines():
+            click.echo(_output.safe(line))
+        return
+    click.echo(raw, nl=bool(raw) and not raw.endswith(b"\n") and text is not None)
 
 
 @run.command(short_help="Follow runs as they change.")
