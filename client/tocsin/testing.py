@@ -362,8 +362,18 @@ class Cluster:
         await self._welcomed(session, 0)
 
     async def runs(self, job: str) -> list[Run]:
-        """The runs of a job, or of a namespace, in the order in which they were made."""
-        found = [run async for run in self.client.list_runs(job)]
+        """The runs of a job, in the order in which they were made.
+
+        Args:
+            job: a bare name is a job of the namespace `default`; `billing/` is a namespace.
+
+        Raises:
+            NotFound: there is no such job, and no run of one that was deleted.
+        """
+        parent = job if "/" in job else f"default/{job}"
+        found = [run async for run in self.client.list_runs(parent.removesuffix("/"))]
+        if not found and not parent.endswith("/"):
+            await self.client.get_job(parent)
         return found[::-1]
 
     # What goes wrong

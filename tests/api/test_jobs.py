@@ -151,6 +151,8 @@ async def test_pause_and_resume(one: Stubs) -> None:
     noted = (await one.jobs.PauseJob(again)).job
     assert noted.pause_note == "still"
     assert noted.mark_time == paused.mark_time, "while a job is paused its mark stands still"
+    silent = job_pb2.PauseJobRequest(name="report", request_id=rid())
+    assert (await one.jobs.PauseJob(silent)).job.pause_note == "still", "nothing said, nothing lost"
     resume = job_pb2.ResumeJobRequest(name="report", request_id=rid())
     resumed = (await one.jobs.ResumeJob(resume)).job
     assert (resumed.paused, resumed.pause_note) == (False, "")

@@ -254,3 +254,10 @@ def test_a_worker_s_names_that_are_not_utf_8_are_a_usage_error(
     assert result.exit_code == 2
     assert option in result.stderr
     assert r"'caf\udce9' is not UTF-8" in result.stderr
+
+
+def test_a_drill_that_does_not_exist_is_a_usage_error_with_the_names(tocsin: Tocsin) -> None:
+    result = tocsin("verify", "--scenario", "nope")
+    assert result.exit_code == 2
+    assert "no scenario nope; there are" in result.stderr
+    assert "leader-churn" in result.stderr

@@ -344,3 +344,13 @@ def test_a_finished_job_says_which_runs_go_on(tocsin: Tocsin, client: FakeClient
     assert "finished, 1 run still active\n" in tocsin("job", "get", "hello").stdout
     client.jobs["default/hello"] = make_job(finished=True, active_run_count=0)
     assert "still active" not in tocsin("job", "get", "hello").stdout
+
+
+def test_a_list_of_a_namespace_without_jobs_is_an_error(tocsin: Tocsin, client: FakeClient) -> None:
+    for name in ("hello", "billing/"):
+        result = tocsin("job", "list", name)
+        assert result.exit_code == 3
+        assert f"no job in namespace {name.removesuffix('/')}" in result.stderr
+    client.jobs = {"billing/a": make_job("billing/a")}
+    assert tocsin("job", "list", "billing/", "-o", "name").stdout == "billing/a\n"
+    assert client.asked("list_jobs")[-1][0] == ("billing", "")

@@ -39,7 +39,7 @@ def test_an_audit_without_fault_exits_with_0(tocsin: Tocsin, client: FakeClient)
     assert "60" in result.stdout
     (asked,) = client.asked("audit_jobs")
     assert asked == (
-        ("hello",),
+        ("default/hello",),
         {
             "from_time": datetime(2026, 11, 29, tzinfo=UTC),
             "to_time": None,
@@ -86,3 +86,10 @@ def test_an_explanation_shows_the_chain(tocsin: Tocsin, client: FakeClient) -> N
         tocsin("job", "explain", "hello", "2026-11-29T02:30Z", "-o", "json").stdout
     )
     assert found["steps"][0]["logIndex"] == "42"
+
+
+def test_an_audit_of_nothing_is_an_error(tocsin: Tocsin, client: FakeClient) -> None:
+    result = tocsin("job", "audit", "nope/")
+    assert result.exit_code == 3
+    assert "no job to audit in namespace nope" in result.stderr
+    assert client.asked("audit_jobs")[0][0] == ("nope",)

@@ -17,6 +17,7 @@ Tocsin = Callable[..., Result]
 
 
 def test_list_asks_for_what_the_options_say(tocsin: Tocsin, client: FakeClient) -> None:
+    client.runs = [make_run()]
     for job in ("", "hello", "billing/report", "billing/"):
         tocsin("run", "list", job)
     tocsin("run", "list", "--state", "failed", "--cause", "TRIGGER", "--queue", "q")
@@ -178,6 +179,7 @@ def test_watch_begins_with_what_is_under_way_and_then_shows_ends(
         RunChanges(revision=2, runs=(ended,), caught_up=False),
         RunChanges(revision=3, runs=(), caught_up=False),
     ]
+    client.jobs = {"default/a": make_job("default/a")}
     lines = tocsin("run", "watch", "a").stdout.splitlines()
     assert [line.split()[2:4] for line in lines] == [
         ["LEASED", "default/a/new"],
@@ -293,3 +295,24 @@ def test_what_only_reads_may_be_stale(
     for options in ((), ("--stale",)):
         assert tocsin(*command, *options).exit_code == 0
     assert [options["stale_ok"] for _, options in client.asked(call)] == [False, True]
+
+
+def test_a_job_or_namespace_that_does_not_exist_is_an_error(
+    tocsin: Tocsin, client: FakeClient
+) -> None:
+    client.runs = []
+    for name in ("nope", "billing/nope", "nope/"):
+        for command in (
+            ("run", "list", name),
+            ("run", "watch", name),
+            ("run", "cancel", "--filter", "*", "--job", name, "--dry-run"),
+            ("run", "retry", "--filter", "*", "--job", name, "--yes"),
+        ):
+            result = tocsin(*command)
+            assert result.exit_code == 3, (command, result.output)
+            assert "no job" in result.stderr
+    assert client.asked("watch_runs") == []
+    client.jobs = {"default/hello": make_job()}
+    assert tocsin("run", "list", "hello").exit_code == 0
+    assert tocsin("run", "list", "default/").exit_code == 0
+    assert client.asked("get_job")[-1][0] == ("default/hello",)

@@ -105,7 +105,7 @@ async def test_what_becomes_due_at_the_last_instant_has_ended_as_well(nodes: int
             await c.client.create_job(Job(name=f"a/{name}", handler=name, schedules=[Every("1h")]))
         for hours in range(1, 12):
             await c.advance("1h")
-            runs = await c.runs("a")
+            runs = await c.runs("a/")
             assert [run.state for run in runs] == [RunState.SUCCEEDED] * 2 * hours
 
 
@@ -129,7 +129,7 @@ async def test_jittered_times_are_met_to_the_millisecond() -> None:
             )
         await c.advance("61m")
         assert len(seen) == 20
-        fires = {run.due_time: run.create_time for run in await c.runs("a")}
+        fires = {run.due_time: run.create_time for run in await c.runs("a/")}
         assert len(fires) > 1, "jitter spreads them"
         assert all(due == created for due, created in fires.items())
         assert [due for _, due, _ in seen] == sorted(due for _, due, _ in seen if due)
@@ -388,6 +388,18 @@ async def test_refusals_are_those_of_the_real_api() -> None:
             await c.advance("2020-01-01T00:00:00Z")
         with pytest.raises(ValueError, match="nodes is 2"):
             Cluster.embedded(nodes=2)
+
+
+async def test_runs_takes_names_as_everything_else_does() -> None:
+    async with Cluster.embedded() as c:
+        await c.client.create_job(Job(name="hello", handler="h"))
+        assert await c.runs("hello") == []
+        triggered = await c.client.trigger("hello")
+        for name in ("hello", "default/hello", "default/"):
+            assert [run.name for run in await c.runs(name)] == [triggered.name]
+        for name in ("nope", "hello/nope"):
+            with pytest.raises(NotFound):
+                await c.runs(name)
 
 
 async def test_a_worker_serves_one_cluster_after_the_other() -> None:

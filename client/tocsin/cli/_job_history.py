@@ -12,8 +12,10 @@ import click
 from tocsin.cli import _output
 from tocsin.cli._duration import INSTANT, in_zone, shown_instant
 from tocsin.cli._json import as_json
+from tocsin.cli._names import parent_of
 from tocsin.cli._options import Settings, global_options, pass_settings, stale_option
 from tocsin.cli._output import Column
+from tocsin.errors import NotFound
 from tocsin.types import AuditFault, Explanation, JobAudit
 
 FAULT_EXIT_CODE = 4
@@ -51,21 +53,26 @@ def audit(
 ) -> None:
     """Recompute schedules and compare them with the ledger: exactly one outcome for each time.
 
-    NAME is a job or a namespace; without it every job is audited. Each version of a job is asked
+    NAME is a job, or a namespace written with a slash at its end; without it every job is audited.
+    It is an error if there is no such job. Each version of a job is asked
     for the times that it governed. Exits with 4 if anything is missing, doubled or too much.
 
     \b
     Examples:
       tocsin job audit billing/report
+      tocsin job audit billing/
       tocsin job audit --from 2026-11-01T00:00:00Z
     """
     with settings.client() as client:
+        parent = parent_of(name)
         audits = client.audit_jobs(
-            name,
+            parent,
             from_time=from_time and in_zone(from_time, None, option="--from"),
             to_time=to_time and in_zone(to_time, None, option="--to"),
             stale_ok=stale,
         )
+    if name and not audits:
+        raise NotFound(f"no job to audit in namespace {parent}", reason="JOB_NOT_FOUND")
     _output.show_list(
         settings,
         audits,

@@ -18,6 +18,7 @@ from tocsin.cli._duration import DURATION, INSTANT, in_zone, shown_duration, sho
 from tocsin.cli._job_files import apply, diff
 from tocsin.cli._job_history import audit, explain
 from tocsin.cli._json import as_json
+from tocsin.cli._names import check_namespace
 from tocsin.cli._options import (
     Settings,
     global_options,
@@ -473,21 +474,23 @@ def _work(options: Mapping[str, Any]) -> tuple[str, bytes]:
 @global_options
 @pass_settings
 def list_(settings: Settings, /, *, namespace: str, filter_: str, watch: bool, stale: bool) -> None:
-    """List jobs by name, of one NAMESPACE or of all.
+    """List jobs by name, of one NAMESPACE (billing/, or without the slash) or of all.
 
     \b
     Examples:
       tocsin job list
-      tocsin job list billing --filter 'label.team=pay'
+      tocsin job list billing/ --filter 'label.team=pay'
       tocsin job list -o name | xargs -n1 tocsin job pause
       tocsin job list -o wide --local --watch
     """
+    parent = namespace.removesuffix("/")
     with settings.client() as client:
 
         def show() -> None:
-            _show_jobs(
-                settings, list(client.list_jobs(parent=namespace, filter=filter_, stale_ok=stale))
-            )
+            jobs = list(client.list_jobs(parent=parent, filter=filter_, stale_ok=stale))
+            if parent and not jobs:
+                check_namespace(client, parent, stale=stale)
+            _show_jobs(settings, jobs)
 
         if watch:
             _output.again(show, every_s=WATCH_EVERY_S)

@@ -14,6 +14,7 @@ import click
 from tocsin.cli import _output
 from tocsin.cli._duration import DURATION, shown_elapsed, shown_instant
 from tocsin.cli._json import as_json
+from tocsin.cli._names import check_exists, parent_of
 from tocsin.cli._options import (
     Settings,
     cluster_options,
@@ -97,8 +98,11 @@ def list_(
         [*(f"{key}={value}" for key, value in terms.items() if value), filter_]
     ).strip()
     with settings.client() as client:
-        found = client.list_runs(parent=_parent(job), filter=wanted, stale_ok=stale)
+        parent = parent_of(job)
+        found = client.list_runs(parent=parent, filter=wanted, stale_ok=stale)
         runs = list(islice(found, limit + 1) if limit else found)
+        if not runs:
+            check_exists(client, parent, stale=stale)
     if limit and len(runs) > limit:
         runs = runs[:limit]
         _output.note(f"showing the newest {limit}: --limit 0 shows all")
@@ -221,7 +225,9 @@ def watch(
     count: int | None,
     from_revision: int,
 ) -> None:
-    """Follow the runs of JOB, or all runs: one line each time one changes, until Ctrl-C.
+    """Follow the runs of JOB, of a namespace (billing/), or all, until Ctrl-C.
+
+    Prints one line each time a run changes.
 
     Begins with the runs that are under way. Goes on by itself when the leader changes, and leaves
     nothing out but steps that one run passed through in between. With -o json, one object per line.
@@ -235,8 +241,10 @@ def watch(
     left = count
     caught_up = from_revision > 0
     with settings.client() as client:
+        parent = parent_of(job)
+        check_exists(client, parent)
         for changes in client.watch_runs(
-            parent=_parent(job),
+            parent=parent,
             filter=f"state={state.upper()} {filter_}".strip() if state else filter_,
             from_revision=from_revision,
         ):
@@ -362,8 +370,9 @@ def cancel(
         _sweep(
             settings,
             lambda client, **options: client.cancel_matching(
-                wide["filter_"], _parent(wide["job"]), reason, **options
+                wide["filter_"], parent_of(wide["job"]), reason, **options
             ),
+            parent=parent_of(wide["job"]),
             verb="cancel",
             done="cancel requested for",
             dry_run=wide["dry_run"],
@@ -402,8 +411,9 @@ def retry(ctx: click.Context, settings: Settings, /, *, names: Sequence[str], **
         _sweep(
             settings,
             lambda client, **options: client.retry_matching(
-                wide["filter_"], _parent(wide["job"]), **options
+                wide["filter_"], parent_of(wide["job"]), **options
             ),
+            parent=parent_of(wide["job"]),
             verb="retry",
             done="waiting again:",
             dry_run=wide["dry_run"],
@@ -436,6 +446,7 @@ def _sweep(
     settings: Settings,
     change: Callable[..., WideChange],
     *,
+    parent: str,
     verb: str,
     done: str,
     dry_run: bool,
@@ -455,6 +466,8 @@ def _sweep(
     with settings.client() as client:
         if dry_run or not yes:
             found = change(client, validate_only=True)
+            if not found.matched_count:
+                check_exists(client, parent)
             if dry_run or not found.matched_count:
                 show(found, f"would {verb} {_runs(found.matched_count)}")
                 return
@@ -463,6 +476,8 @@ def _sweep(
         result = change(
             client, progress=lambda so_far: _output.note(f"{_runs(so_far.changed_count)} so far")
         )
+        if not result.matched_count:
+            check_exists(client, parent)
     left = result.matched_count - result.changed_count
     show(result, f"{done} {_runs(result.changed_count)}" + (f", {left} refused" if left else ""))
 
@@ -500,13 +515,6 @@ def _show_results(
 
 def _item_json(item: ItemResult) -> dict[str, Any]:
     return {"name": item.name, "reason": item.reason, "message": item.message}
-
-
-def _parent(job: str) -> str:
-    """The API's parent: `namespace/` means the namespace, a bare name a job of `default`."""
-    if job.endswith("/"):
-        return job.removesuffix("/")
-    return job if not job or "/" in job else f"default/{job}"
 
 
 def _lateness(run: Run) -> timedelta | None:

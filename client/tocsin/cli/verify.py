@@ -48,6 +48,10 @@ def verify(
       tocsin verify --all --html report.html
     """
     need_node("tocsin verify")
+    known = sorted(importlib.import_module("tocsin_node.verify.scenarios").SCENARIOS)
+    for name in scenarios:
+        if name not in known:
+            raise click.UsageError(f"no scenario {name}; there are {', '.join(known)}")
     arguments = [f"--scenario={name}" for name in scenarios]
     arguments += ["--all"] * everything + ["--list"] * listing + ["--keep"] * keep
     arguments += [] if seed is None else [f"--seed={seed}"]

@@ -223,7 +223,7 @@ class JobService(Deciding, job_pb2_grpc.JobServiceServicer):
         def decide() -> Command | Known:
             repeated = self._repeated(key) is not None
             job = self._present(name)
-            if job.paused and (job.pause_note == note or repeated):
+            if job.paused and (note in ("", job.pause_note) or repeated):
                 return Known(job)
             if job.paused:
                 # The mark stands still: what the pause has passed over is decided on resuming.

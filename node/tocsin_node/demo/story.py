@@ -278,7 +278,10 @@ class Story:
             self.say("its lease expired; the other worker has the run, under a newer token")
         finally:
             self.scratch.signal(worker, signal.SIGCONT)
-        self.say(f"let {worker} go on: what it reports now comes too late")
+        self.say(
+            f"let {worker} go on: what it reports now comes too late. Its shell had begun, so"
+            " that run has one duplicate effect: a run is started at least once, and completed once"
+        )
 
     async def end(self) -> list[JobFacts]:
         """Pauses every job, waits for what is under way, and collects the facts."""
