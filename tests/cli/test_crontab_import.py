@@ -103,7 +103,11 @@ def test_lines_that_have_gone_are_named_and_pruned_on_request(
     (gone,) = before - {"default/other"} - {name for name in before if "report" in name}
     assert f"no longer in the file but still a job: {gone}" in kept.stderr
     assert set(client.jobs) == before
+    planned = tocsin("crontab", "import", str(tab), "--tz", "UTC", "--prune", "--dry-run")
+    assert f"would delete: {gone}\n" in planned.stderr
+    assert set(client.jobs) == before
     pruned = tocsin("crontab", "import", str(tab), "--tz", "UTC", "--prune")
+    assert f"deleted: {gone}\n" in pruned.stderr
     assert pruned.stdout.splitlines()[-1] == "1 deleted, 1 unchanged"
     assert set(client.jobs) == before - {gone}
 

@@ -237,7 +237,9 @@ def _finish(
         _print_plan(settings, plans, steps)
     if settings.output == "table":
         click.echo(_summary(steps, refused, done=done, pruned=len(gone) if options["prune"] else 0))
-    if gone and not refused and not (options["prune"] and done):
+    if options["prune"] and gone:
+        _output.note(f"{'deleted' if done else 'would delete'}: {' '.join(gone)}")
+    if gone and not refused and not options["prune"]:
         _output.note(
             f"warning: no longer in the file but still a job: {' '.join(gone)}; --prune deletes"
             " such jobs"
