@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import random
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from msgspec.structs import replace
 
-from tests.leader.world import JOB, T0_MS, Node, until, virtual
+from tests.leader.world import JOB, T0_MS, Node, VirtualLoop, until, virtual
 from tocsin_node import planner
 from tocsin_node.core import command as c
-from tocsin_node.core.model import Job, Misfire, Outcome, Overlap
+from tocsin_node.core.model import Job, Misfire, Outcome, Overlap, Schedule, ScheduleKind
 from tocsin_node.core.result import Applied, Reason, Rejected
+from tocsin_node.leader import ticker
+from tocsin_node.leader.ticker import Ticker
 
 HOUR_S = 3_600
 
@@ -198,6 +200,47 @@ async def test_a_job_that_cannot_be_planned_holds_up_nobody(
         await node.update("default/broken", payload=b"changed")
         await asyncio.sleep(1)
         assert fired(node, "default/broken") != []
+
+
+@virtual
+async def test_many_jobs_that_wait_for_newer_tzdata_hold_up_nobody_and_are_told_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    looked = most = 0
+    may_plan = Ticker._may_plan
+
+    def counted(self: Ticker, job: Job) -> bool:
+        nonlocal looked
+        looked += 1
+        return may_plan(self, job)
+
+    loop = cast("VirtualLoop", asyncio.get_running_loop())
+    pass_time = loop.pass_time
+
+    def turn(seconds: float) -> None:  # called once in each turn of the loop
+        nonlocal looked, most
+        most, looked = max(most, looked), 0
+        pass_time(seconds)
+
+    monkeypatch.setattr(loop, "pass_time", turn)
+    monkeypatch.setattr(Ticker, "_may_plan", counted)
+    monkeypatch.setattr(ticker, "BACKLOG_MAX", 100)
+    node = Node()
+    node.ticker = Ticker(node.replica, may_plan_zones=lambda: False)
+    async with node:
+        zoned = Schedule(ScheduleKind.CRON, cron="* * * * *", time_zone="Europe/Paris")
+        for number in range(1_500):
+            await node.create(f"default/z{number}", schedules=(zoned,))
+        await node.create(every_s=10, overlap=Overlap.ALLOW)
+        await asyncio.sleep(120.5)
+    assert fired(node) == [T0_MS + 10_000 * n for n in range(1, 13)]
+    assert 0 < most <= 700
+    stamps = [s for s, f, _ in node.engine.applied(c.Fire)]
+    late_ms = [stamp - due for stamp, due in zip(stamps, fired(node), strict=True)]
+    assert max(late_ms) <= 2_000  # at first, while they are found out
+    assert max(late_ms[7:]) <= 500
+    told = [r for r in caplog.get_records("call") if "tzdata" in r.getMessage()]
+    assert len(told) == 1
 
 
 @virtual

@@ -42,6 +42,8 @@ def indexes(state: State) -> dict[str, object]:
     """What follows from the records and is not in a snapshot, but for the order of ordered sets."""
     book_fields = ("runs", "pending", "scheduled", "active", "excluding", "done", "failed")
     jobs = sorted(job.name for job in state.due_jobs(2**60, len(state.jobs)))
+    walked = {job.name for part in state.walk_due_jobs(2**60, 3) for job in part}
+    assert sorted(walked) == jobs, "both ways to read what is due find the same"
     return {
         "books": {
             name: {field: set(getattr(book, field)) for field in book_fields}

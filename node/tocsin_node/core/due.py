@@ -8,6 +8,7 @@ append, and a bucket of a million names eight bytes for each.
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterator
 
 from tocsin_node.core.model import SECOND_MS, Job
 
@@ -92,6 +93,34 @@ class Due:
         for second in looked_at:
             heapq.heappush(self._seconds, second)
         return list(found.values())
+
+    def walk(self, now_ms: int, step: int) -> Iterator[list[Job]]:
+        """The jobs that are due at an instant, those that are due longest first, in parts.
+
+        Jobs may change between two parts: one that changes may be passed over, and is only found
+        by the next walk; one that no longer is due is not found. A job may be found twice.
+
+        Args:
+            step: how many names one part looks at; it may hold fewer jobs.
+        """
+        for second in self._seconds_until(now_ms):
+            bucket = self._buckets.get(second, ())
+            names = [bucket] if isinstance(bucket, str) else bucket
+            for at in range(self._heads.get(second, 0), len(names), step):
+                jobs = map(self._jobs.get, names[at : at + step])
+                found = [job for job in jobs if job is not None and _due_in(job, second)]
+                yield [job for job in found if (job.due_time_ms or 0) <= now_ms]
+
+    def _seconds_until(self, now_ms: int) -> list[int]:
+        """The seconds that have begun, in order; those of the heap that come later are not met."""
+        found: list[int] = []
+        branches = [0]
+        while branches:
+            at = branches.pop()
+            if at < len(self._seconds) and self._seconds[at] * SECOND_MS <= now_ms:
+                found.append(self._seconds[at])
+                branches += (2 * at + 1, 2 * at + 2)
+        return sorted(found)
 
     def _find(self, second: int, now_ms: int, limit: int, found: dict[str, Job]) -> None:
         bucket = self._buckets[second]

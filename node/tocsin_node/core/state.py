@@ -259,6 +259,10 @@ class State:
         """At most `limit` jobs that are due at an instant, those that are due longest first."""
         return self._due.jobs(now_ms, limit)
 
+    def walk_due_jobs(self, now_ms: int, step: int) -> Iterator[list[Job]]:
+        """All jobs that are due at an instant, as `Due.walk` finds them: it may take a while."""
+        return self._due.walk(now_ms, step)
+
     def changed_after(self, revision: int, most: int) -> list[str] | None:
         """Names of runs whose last change came after a log index, oldest change first.
 

@@ -27,6 +27,7 @@ from tocsin_node.replica import Changes, Replica
 BATCH_MAX = 250  # applying a batch is one step of every event loop
 BATCHES_IN_FLIGHT_MAX = 4
 BACKLOG_MAX = 10_000  # due jobs that are read from the state at a time
+WALK_STEP = 500  # names looked at in one step, while jobs are left alone that stay due
 SLICE_MS = 4  # planning between two turns of the event loop
 CROWDED_MS = 20  # longest sleep when more jobs are due within a second than are looked at
 NOT_DUE_MS = 50  # the entry was stamped before the decision: hardly ever, and soon over
@@ -53,6 +54,8 @@ class Ticker:
         self._backlog: deque[Job] = deque()
         self._in_flight: set[str] = set()  # jobs with a decision on its way; asked, never walked
         self._unplannable: dict[str, Job] = {}  # left alone until they change
+        self._zones_told = False  # that this node's tzdata is too old, in this term
+        self._look_ms = 0  # no job that may be planned is due before, while some are left alone
         self._full = False  # as many runs are waiting as may
         replica.subscribe(self._on_changes)
 
@@ -62,6 +65,7 @@ class Ticker:
         self._backlog.clear()
         self._in_flight.clear()
         self._unplannable.clear()
+        self._zones_told = False
         self._full = False
         self._loop = asyncio.ensure_future(repeat(self._pass, "ticker"))
 
@@ -95,7 +99,7 @@ class Ticker:
             await self._wake.wait(SLEEP_MS_MAX)
             return
         if not self._backlog:
-            self._refill()
+            await self._refill()
         batch = await self._plan(min(room, BATCH_MAX))
         if batch:
             self._in_flight.update(fire.name for fire in batch)
@@ -117,10 +121,32 @@ class Ticker:
         self._full = room <= 0
         return room
 
-    def _refill(self) -> None:
-        skipped = len(self._in_flight) + len(self._unplannable)
-        due = self._replica.state.due_jobs(self._replica.clock.now_ms(), BACKLOG_MAX + skipped)
-        self._backlog.extend(job for job in due if self._may_plan(job))
+    async def _refill(self) -> None:
+        """Reads from the state what is due.
+
+        Jobs that are left alone stay due, and all of them come before the others. So as soon as
+        there are any, due jobs are gone through in steps; if there are many, with pauses.
+        """
+        state = self._replica.state
+        if not self._unplannable:
+            self._look_ms = now_ms = self._replica.clock.now_ms()
+            due = state.due_jobs(now_ms, BACKLOG_MAX + len(self._in_flight))
+            self._backlog.extend(job for job in due if self._may_plan(job))
+            return
+        await asyncio.sleep(len(self._unplannable) // BACKLOG_MAX * CROWDED_MS / 1_000)
+        now_ms = self._replica.clock.now_ms()
+        self._look_ms = now_ms + SECOND_MS
+        for part in state.walk_due_jobs(now_ms + SECOND_MS, WALK_STEP):
+            for job in filter(self._may_plan, part):
+                assert job.due_time_ms is not None, f"{job.name} is due and never due"
+                if job.due_time_ms <= now_ms:
+                    self._backlog.append(job)
+                else:
+                    self._look_ms = min(self._look_ms, job.due_time_ms)
+            await asyncio.sleep(0)
+            if len(self._backlog) >= BACKLOG_MAX:
+                self._look_ms = now_ms  # there may be more
+                break
 
     def _may_plan(self, job: Job) -> bool:
         return job.name not in self._in_flight and self._unplannable.get(job.name) is not job
@@ -150,7 +176,12 @@ class Ticker:
         """
         state = self._replica.state
         if not self._may_plan_zones() and planner.needs_zones(job.template):
-            log.warning("job %s waits for a leader with the cluster's tzdata", job.name)
+            if not self._zones_told:
+                self._zones_told = True
+                log.warning(
+                    "jobs with a time zone wait for a leader with the cluster's tzdata, first %s",
+                    job.name,
+                )
             self._unplannable[job.name] = job
             return None
         try:
@@ -206,6 +237,8 @@ class Ticker:
         second_ms = state.next_due_ms()
         if second_ms is None:
             return None
+        if self._unplannable:
+            return max(1, self._look_ms - now_ms)
         if second_ms > now_ms:
             return min(second_ms - now_ms, SLEEP_MS_MAX)
         # Jobs are kept by the second they are due in, and this one has begun. Those that are due
