@@ -2,7 +2,8 @@
 
 Owns the order in which due jobs are found. An index over the jobs, never replicated. A name stays
 where it was put when its job moves on, and is passed over when it comes up: so a fire costs one
-append, and a bucket of a million names eight bytes for each.
+append, and a bucket of a million names eight bytes for each. A bucket goes with the last name that
+leaves it before its time, which may be years away.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ class Due:
         self._buckets: dict[int, str | list[str]] = {}  # one name alone without a list
         self._heads: dict[int, int] = {}  # names before it have left for good
         self._stale: dict[int, int] = {}  # names that left a bucket otherwise, about
-        self._seconds: list[int] = []  # heap of the keys of _buckets
+        self._seconds: list[
+            int
+        ] = []  # heap of the keys of _buckets, of some twice, and of gone ones
 
     def add(self, job: Job) -> None:
         """Notes when a job is due, if it is."""
@@ -56,11 +59,14 @@ class Due:
             return
         second = job.due_time_ms // SECOND_MS
         bucket = self._buckets.get(second)
+        if bucket == job.name:
+            self._forget(second)
         if not isinstance(bucket, list):
             return
         stale = self._stale.get(second, 0) + 1
         self._stale[second] = stale
-        if stale >= STALE_MIN and 2 * stale > len(bucket) - self._heads.get(second, 0):
+        count = len(bucket) - self._heads.get(second, 0)
+        if stale >= count or (stale >= STALE_MIN and 2 * stale > count):
             # Once each, and in the order they came; `job` is still as it was.
             kept = dict.fromkeys(
                 name
@@ -68,7 +74,10 @@ class Due:
                 if name != job.name and self._is_due_in(name, second)
             )
             del self._stale[second]
-            self._buckets[second] = list(kept)
+            if kept:
+                self._buckets[second] = list(kept)
+            else:
+                self._forget(second)
 
     def next_ms(self) -> int | None:
         """Start of the first second in which a job is due (UTC milliseconds); None: never."""
@@ -76,7 +85,8 @@ class Due:
             second = self._seconds[0]
             if self._has_any(second):
                 return second * SECOND_MS
-            self._drop_first()
+            heapq.heappop(self._seconds)
+            self._drop(second)
         return None
 
     def jobs(self, now_ms: int, limit: int) -> list[Job]:
@@ -84,12 +94,12 @@ class Due:
         found: dict[str, Job] = {}
         looked_at: list[int] = []
         while len(found) < limit and self._seconds and self._seconds[0] * SECOND_MS <= now_ms:
-            second = self._seconds[0]
+            second = heapq.heappop(self._seconds)
             if not self._has_any(second):
-                self._drop_first()
-                continue
-            looked_at.append(heapq.heappop(self._seconds))
-            self._find(second, now_ms, limit, found)
+                self._drop(second)
+            elif not looked_at or looked_at[-1] != second:
+                looked_at.append(second)
+                self._find(second, now_ms, limit, found)
         for second in looked_at:
             heapq.heappush(self._seconds, second)
         return list(found.values())
@@ -136,7 +146,9 @@ class Due:
 
     def _has_any(self, second: int) -> bool:
         """Whether the second has a job, once the names at its head that have left are gone."""
-        bucket = self._buckets[second]
+        bucket = self._buckets.get(second)
+        if bucket is None:
+            return False
         if not isinstance(bucket, list):
             return self._is_due_in(bucket, second)
         head, end = self._heads.get(second, 0), len(bucket)
@@ -146,11 +158,17 @@ class Due:
             self._heads[second] = head
         return head < end
 
-    def _drop_first(self) -> None:
-        second = heapq.heappop(self._seconds)
-        del self._buckets[second]
+    def _drop(self, second: int) -> None:
+        self._buckets.pop(second, None)
         self._heads.pop(second, None)
         self._stale.pop(second, None)
+
+    def _forget(self, second: int) -> None:
+        """Drops a bucket whose second stays in the heap, until more than half of that is void."""
+        self._drop(second)
+        if len(self._seconds) > 2 * len(self._buckets) + STALE_MIN:
+            self._seconds = list(self._buckets)
+            heapq.heapify(self._seconds)
 
     def _is_due_in(self, name: str, second: int) -> bool:
         job = self._jobs.get(name)
