@@ -13,6 +13,7 @@ from tocsin_node.audit import audit, open_book
 from tocsin_node.core import command as c
 from tocsin_node.core import ledger as ledger_module
 from tocsin_node.core import limits, machine
+from tocsin_node.core import state as state_module
 from tocsin_node.core.lease import RETRY_AFTER_MS_MAX
 from tocsin_node.core.model import (
     AttemptOutcome,
@@ -480,6 +481,77 @@ def test_finished_runs_go_by_age_the_ledger_stays(m: Machine) -> None:
     assert m.ledger() == [("RUN", 2, "")]
 
 
+def ended(m: Machine, count: int) -> None:
+    for _ in range(count):
+        name = m.trigger().name
+        m.succeed(name, m.grant(name))
+
+
+def test_one_entry_drops_few_of_many_runs_that_are_too_old(
+    m: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(state_module, "RUNS_DROPPED_MAX", 3)
+    m.limits(runs_per_job=50, run_retention_ms=5_000)
+    m.create(every_s=0)
+    ended(m, 10)
+    m.now_ms += 6_000
+    left = []
+    for _ in range(5):
+        m.apply()
+        left.append(len(m.state.finished))
+        assert [run.name for run in m.runs()] == list(m.state.runs)
+    assert left == [7, 4, 1, 0, 0]
+
+
+def test_one_entry_drops_few_of_many_runs_when_a_limit_is_lowered(
+    m: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(state_module, "RUNS_DROPPED_MAX", 3)
+    m.limits(runs_per_job=50)
+    m.create(every_s=0)
+    ended(m, 10)
+    m.limits(runs_per_job=2, finished_runs=9)
+    assert len(m.state.finished) == 9
+    left = []
+    for _ in range(4):
+        ended(m, 1)
+        left.append(len(m.runs()))
+    assert left == [6, 3, 2, 2]
+
+
+def test_one_entry_drops_as_many_runs_as_end_in_it(
+    m: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(state_module, "RUNS_DROPPED_MAX", 0)
+    m.limits(runs_per_job=50, finished_runs=2)
+    m.create(every_s=0, overlap=Overlap.ALLOW)
+    for _ in range(3):
+        names = [m.trigger().name for _ in range(8)]
+        held = [(name, m.grant(name)) for name in names]
+        m.apply(*(c.Complete(name, token, AttemptOutcome.SUCCEEDED) for name, token in held))
+        assert [run.name for run in m.runs()] == names[-2:]
+
+
+def test_a_node_that_was_restored_between_drops_the_same_runs_and_requests(
+    m: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(state_module, "RUNS_DROPPED_MAX", 3)
+    monkeypatch.setattr(state_module, "REQUESTS_DROPPED_MAX", 3)
+    m.limits(runs_per_job=50, run_retention_ms=5_000, request_retention_ms=5_000)
+    m.create(every_s=0)
+    ended(m, 10)
+    m.now_ms += 6_000
+    m.trigger()
+    other = Machine()
+    other.state, other.now_ms, other.requests = restore(snapshot(m.state)), m.now_ms, m.requests
+    for _ in range(5):
+        m.trigger()
+        other.trigger()
+        assert snapshot(m.state) == snapshot(other.state)
+    assert not m.state.finished
+    assert len(m.state.requests) == 6
+
+
 def test_the_ledger_forgets_behind_its_window_and_says_so(m: Machine) -> None:
     m.limits(ledger_window_ms=60_000)
     m.create(overlap=Overlap.SKIP)
@@ -818,6 +890,38 @@ def test_requests_that_are_a_day_old_raise_the_floor(m: Machine) -> None:
     m.now_ms += 24 * 3_600_000 + 1
     m.trigger()
     assert m.state.request_floor_ms == T0
+
+
+def test_one_entry_forgets_few_of_many_requests_and_the_floor_tells_which(
+    m: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(state_module, "REQUESTS_DROPPED_MAX", 3)
+    m.limits(request_retention_ms=100_000)
+    m.create(every_s=0)
+    accepted: dict[str, int] = {"r1": m.now_ms}
+    for _ in range(9):
+        m.now_ms += 1_000
+        m.trigger()
+        accepted[f"r{m.requests}"] = m.now_ms
+    m.now_ms += 200_000
+    left = []
+    for _ in range(4):
+        m.trigger()
+        left.append(len(m.state.requests))
+        for id_, time_ms in accepted.items():
+            assert (id_ in m.state.requests) == (time_ms > m.state.request_floor_ms), id_
+    assert left == [7, 4, 3, 4]
+
+
+def test_requests_stay_within_their_number_when_one_entry_brings_many(
+    m: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(state_module, "REQUESTS_DROPPED_MAX", 0)
+    m.limits(request_ids=3)
+    m.create(every_s=0)
+    for _ in range(3):
+        m.apply(*(c.TriggerJob(m.request(), NAME, None) for _ in range(10)))
+        assert list(m.state.requests) == [f"r{m.requests - at}" for at in (2, 1, 0)]
 
 
 def test_a_wait_that_a_handler_asks_for_ends(m: Machine) -> None:

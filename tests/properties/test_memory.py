@@ -34,6 +34,8 @@ def test_memory_is_bounded_at_constant_load(leads: bool, monkeypatch: pytest.Mon
     monkeypatch.setattr(state, "RECENT_MAX", 50)
     monkeypatch.setattr(state, "SHARED_MAX", 50)
     monkeypatch.setattr(state, "TERMS_MAX", 5)
+    monkeypatch.setattr(state, "RUNS_DROPPED_MAX", 0)
+    monkeypatch.setattr(state, "REQUESTS_DROPPED_MAX", 0)
     monkeypatch.setattr(ledger, "RANGES_MAX", 20)
     monkeypatch.setattr(ledger, "SPANS_MAX", 5)
     m = Machine()

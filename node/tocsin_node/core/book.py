@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator
+from itertools import islice
 
 from tocsin_node.core.model import JobSpec, Run, Scope
 
@@ -98,9 +99,9 @@ class Finished:
             del self._buckets[key]
         self._count -= 1
 
-    def oldest(self) -> list[str]:
-        """The first ones, some of them, in order; of all there are if any."""
-        return list(next(iter(self._buckets.values()), ()))
+    def oldest(self, most: int) -> list[str]:
+        """The first ones, some of them but at most so many, in order; of all there are if any."""
+        return list(islice(next(iter(self._buckets.values()), ()), most))
 
     def pieces(self) -> Iterator[list[str]]:
         """All of them, in order."""

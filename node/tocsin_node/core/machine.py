@@ -1050,22 +1050,28 @@ def _after_end(state: State, run: Run, book: Book) -> None:
 
 
 def _retain(state: State, book: Book) -> None:
-    """Drops finished runs of a job beyond their number; failed ones go last."""
+    """Drops finished runs of a job beyond their number; failed ones go last.
+
+    What the entry may not drop any more goes when the job's next run ends.
+    """
     most = state.limits.runs_per_job
-    while len(book.done) + len(book.failed) > most:
-        state.drop_run(next(iter(book.done or book.failed)))
+    while len(book.done) + len(book.failed) > most and state.run_drops_left > 0:
+        state.retire_run(next(iter(book.done or book.failed)))
 
 
 def _retain_all(state: State) -> None:
-    """Drops the runs that ended first, while there are too many or they are too old."""
+    """Drops the runs that ended first, while there are too many or they are too old.
+
+    What the entry may not drop any more goes with the next one, whatever that is.
+    """
     finished, bounds = state.finished, state.limits
     oldest_ms = state.time_ms - bounds.run_retention_ms
-    while finished:
-        for name in finished.oldest():
+    while finished and state.run_drops_left > 0:
+        for name in finished.oldest(state.run_drops_left):
             ended_ms = state.runs[name].end_time_ms or 0
             if len(finished) <= bounds.finished_runs and ended_ms >= oldest_ms:
                 return
-            state.drop_run(name)
+            state.retire_run(name)
 
 
 def _drop_if_gone(state: State, name: str) -> None:

@@ -53,6 +53,10 @@ CHUNK_ROWS = 500  # of the order of 100 KB, and of a fifth of a millisecond to e
 RECENT_MAX = 100_000  # changes of runs that are kept by log index, about
 SHARED_MAX = 10_000  # definitions, and instants, of which every job has the same object
 TERMS_MAX = 1_000  # terms whose first entry is known
+# What one entry drops beyond as many as it adds, so that none takes long: further ones follow with
+# later entries.
+RUNS_DROPPED_MAX = 500
+REQUESTS_DROPPED_MAX = 1_000
 
 _K = TypeVar("_K", bound=Hashable)
 _D = TypeVar("_D")
@@ -113,6 +117,8 @@ class State:
         self.calendars: dict[str, Calendar] = {}  # by name
         self.calendar_versions: dict[tuple[str, int], CalendarSpec] = {}  # by name and version
         self.wide: dict[int, WideChange] = {}  # by id, those that go on and the last that ended
+        self.run_drops_left = 0  # finished runs that retention may drop in this entry
+        self._request_drops_left = 0
         self.captures = 0
         self.loaded_templates: list[JobSpec] = []  # while a snapshot is read
         self._templates: dict[JobSpec, JobSpec] = {}  # themselves, of the definitions seen lately
@@ -318,6 +324,7 @@ class State:
         self.time_ms = max(self.time_ms, stamp_ms)
         self.changed_runs, self.changed_jobs, self.changed_gates = {}, {}, {}
         self.changed_calendars, self.changed_wide = {}, {}
+        self.run_drops_left, self._request_drops_left = RUNS_DROPPED_MAX, REQUESTS_DROPPED_MAX
         self._left_cells.clear()
 
     def end_entry(self) -> None:
@@ -496,6 +503,12 @@ class State:
             self._unindex_stray(name)
         book.done[name] = None
         self.finished.add(run)
+        self.run_drops_left += 1
+
+    def retire_run(self, name: str) -> None:
+        """Drops a finished run for retention, which counts how many it drops in an entry."""
+        self.run_drops_left -= 1
+        self.drop_run(name)
 
     def drop_run(self, name: str) -> None:
         run = self.runs[name]
@@ -595,15 +608,20 @@ class State:
         return ledger
 
     def remember(self, request_id: str, request: Request) -> None:
-        """Keeps a request's answer, and forgets those that are too old or too many."""
+        """Keeps a request's answer, and forgets those that are too old or too many.
+
+        Of very many, some: the oldest go first, and the floor is at the last that has gone.
+        """
         self.requests[request_id] = request
         self._request_ids.append(request_id)
+        self._request_drops_left += 1
         oldest_ms = self.time_ms - self.limits.request_retention_ms
-        while self._request_ids:
+        while self._request_ids and self._request_drops_left > 0:
             first = self.requests[self._request_ids[0]]
             if len(self.requests) <= self.limits.request_ids and first.time_ms >= oldest_ms:
                 break
             del self.requests[self._request_ids.popleft()]
+            self._request_drops_left -= 1
             self.request_floor_ms = max(self.request_floor_ms, first.time_ms)
 
     def rewrite_request(self, request_id: str, request: Request) -> None:
@@ -740,6 +758,7 @@ class State:
                     self._index_stray(run)
             return
         self.finished.add(run)
+        self.run_drops_left += 1
         if state is not _FAILED:
             book.done[name] = None
             return
