@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 
 from click.testing import Result
 
-from tests.cli.conftest import NOON, FakeClient
+from tests.cli.conftest import NOON, FakeClient, make_run
 from tocsin import (
     AuditFault,
     AuditFaultKind,
@@ -16,6 +16,7 @@ from tocsin import (
     ExplanationStep,
     JobAudit,
     OccurrenceOutcome,
+    OccurrenceRange,
 )
 
 Tocsin = Callable[..., Result]
@@ -93,3 +94,35 @@ def test_an_audit_of_nothing_is_an_error(tocsin: Tocsin, client: FakeClient) -> 
     assert result.exit_code == 3
     assert "no job to audit in namespace nope" in result.stderr
     assert client.asked("audit_jobs")[0][0] == ("nope",)
+
+
+def test_a_run_is_explained_by_its_name_and_a_job_by_its_last_occurrence(
+    tocsin: Tocsin, client: FakeClient
+) -> None:
+    manual = make_run("default/hello/m1", nominal_time=None, upstream="default/up/u1")
+    client.runs = [manual]
+    shown = tocsin("job", "explain", "hello/m1").stdout
+    assert "run default/hello/m1 was made after run default/up/u1" in shown
+    assert f"granted to worker w1 as attempt 1 [token {2**53 + 1}]" in shown
+    assert "the run is LEASED" in shown
+    assert not client.asked("explain")
+
+    client.runs = [make_run()]
+    tocsin("job", "explain", "hello/20261129T120000Z")
+    assert client.asked("explain")[-1][0] == ("default/hello", NOON)
+
+    assert tocsin("job", "explain", "hello").exit_code == 2
+    client.ranges = [
+        OccurrenceRange(
+            from_time=NOON - timedelta(seconds=10),
+            to_time=NOON,
+            count=3,
+            outcome=OccurrenceOutcome.RUN,
+            run="",
+            reason="",
+            job_version=9,
+            log_index=7,
+        )
+    ]
+    tocsin("job", "explain", "hello")
+    assert client.asked("explain")[-1][0] == ("hello", NOON)

@@ -5,7 +5,8 @@ What is compared and told is the cluster's; this module only reads and prints.
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
 
 import click
 
@@ -15,8 +16,18 @@ from tocsin.cli._json import as_json
 from tocsin.cli._names import parent_of
 from tocsin.cli._options import Settings, global_options, pass_settings, stale_option
 from tocsin.cli._output import Column
-from tocsin.errors import NotFound
-from tocsin.types import AuditFault, Explanation, JobAudit
+from tocsin.errors import InvalidArgument, NotFound
+from tocsin.types import (
+    AuditFault,
+    Explanation,
+    ExplanationStep,
+    JobAudit,
+    OccurrenceOutcome,
+    Run,
+)
+
+if TYPE_CHECKING:
+    from tocsin.client import Client
 
 FAULT_EXIT_CODE = 4
 
@@ -112,13 +123,15 @@ def _fault_words(fault: AuditFault) -> str:
 
 
 @click.command(short_help="Tell why a job ran at a time, or did not.")
-@click.argument("name")
-@click.argument("time", type=INSTANT)
+@click.argument("name", metavar="JOB|RUN")
+@click.argument("time", type=INSTANT, required=False)
 @stale_option
 @global_options
 @pass_settings
-def explain(settings: Settings, /, *, name: str, time: datetime, stale: bool) -> None:
-    """Tell why a job ran at TIME, or did not, by log index.
+def explain(settings: Settings, /, *, name: str, time: datetime | None, stale: bool) -> None:
+    """Tell why a job ran at TIME, or did not, by log index; or what became of a RUN.
+
+    Without a TIME, the last occurrence of the job that was decided is told of.
 
     TIME is an instant such as 2026-11-29T02:30:00Z, or, without an offset, a time on the clock of
     the job's cron schedule. Shows which version governed it, what a clock change did to it, what
@@ -128,9 +141,23 @@ def explain(settings: Settings, /, *, name: str, time: datetime, stale: bool) ->
     Examples:
       tocsin job explain billing/report 2027-03-14T02:30
       tocsin job explain hello 2026-11-29T07:00:05Z -o json
+      tocsin job explain hello/20261129T070005Z
     """
     with settings.client() as client:
-        found = client.explain(name, time, stale_ok=stale)
+        run = _run_named(client, name, stale=stale) if time is None and "/" in name else None
+        if run is not None and run.nominal_time is None:
+            found = [_story_of(run)]
+        elif run is not None and run.nominal_time is not None:
+            found = client.explain(run.job, run.nominal_time, stale_ok=stale)
+        else:
+            if time is None:
+                ranges = client.list_occurrences(name, stale_ok=stale)
+                if not ranges:
+                    raise click.UsageError(
+                        f"nothing is decided yet for {name}: name a TIME or a RUN"
+                    )
+                time = ranges[-1].to_time
+            found = client.explain(name, time, stale_ok=stale)
     if settings.output == "table":
         for number, story in enumerate(found):
             if number:
@@ -147,10 +174,51 @@ def explain(settings: Settings, /, *, name: str, time: datetime, stale: bool) ->
     )
 
 
+def _run_named(client: Client, name: str, *, stale: bool) -> Run | None:
+    try:
+        return client.get_run(name, stale_ok=stale)
+    except (NotFound, InvalidArgument):
+        return None  # NAMESPACE/JOB then
+
+
+def _story_of(run: Run) -> Explanation:
+    """The chain of a run that no schedule made; a grant's token is its log index."""
+    cause = f"after run {run.upstream}" if run.upstream else f"by {run.cause.lower()}"
+    steps = [_step("run", f"run {run.name} was made {cause}", time=run.create_time)]
+    for attempt in run.attempts:
+        token = attempt.fencing_token
+        text = f"granted to worker {attempt.worker_id} as attempt {attempt.number}"
+        steps.append(_step("grant", text, index=token, time=attempt.start_time, token=token))
+        if attempt.end_time is not None:
+            text = f"attempt {attempt.number} ended: {attempt.outcome}"
+            if attempt.error is not None:
+                text += (
+                    f", {attempt.error.kind}: {attempt.error.message.partition(chr(10))[0][:200]}"
+                )
+            steps.append(_step("attempt", text, time=attempt.end_time, token=token))
+    if run.refused_report_count:
+        text = f"reports refused because their lease was over: {run.refused_report_count}"
+        steps.append(_step("refused", text))
+    why = f": {run.state_reason}" if run.state_reason else ""
+    if run.state.is_final:
+        steps.append(_step("end", f"the run ended as {run.state}{why}", time=run.end_time))
+    else:
+        steps.append(_step("wait", f"the run is {run.state}{why}", index=run.revision))
+    made = run.create_time or datetime.fromtimestamp(0, UTC)
+    outcome = OccurrenceOutcome.RUN
+    return Explanation(time=made, is_nominal=False, outcome=outcome, run=run.name, steps=steps)
+
+
+def _step(
+    kind: str, text: str, *, index: int = 0, time: datetime | None = None, token: int = 0
+) -> ExplanationStep:
+    return ExplanationStep(kind=kind, text=text, log_index=index, time=time, fencing_token=token)
+
+
 def _print_story(story: Explanation) -> None:
     outcome = story.outcome if story.outcome != "UNKNOWN" else "nothing decided"
     if not story.is_nominal:
-        outcome = "no nominal time"
+        outcome = f"run {story.run}" if story.run else "no nominal time"
     click.echo(_output.safe(f"{shown_instant(story.time)}: {outcome}"))
     _output.table(
         ["LOG INDEX", "TIME", "WHAT"],
