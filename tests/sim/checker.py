@@ -61,8 +61,10 @@ class Checker:
                 f" {previous}; elsewhere it is another, or follows term {known[1]}"
             )
 
-    def removed(self, node_id: str, entries: Sequence[LogEntry]) -> None:
+    def removed(self, node_id: str, entries: Sequence[LogEntry], *, in_term: int) -> None:
         for command, index, term in entries:
+            if in_term < self._committed_in.get(index, 0):
+                continue  # A cut-off leader has it removed, and cannot know of the newer one's.
             if self.committed.get(index) == (term, command):
                 self.violation(f"{node_id} removes entry {index} of term {term}: it is committed")
 
@@ -79,6 +81,8 @@ class Checker:
         for command, index, term in self.durable.get(node_id, [])[1:]:
             if index <= journal.first_index:
                 continue
+            if journal.getCurrentTerm() < self._committed_in.get(index, 0):
+                continue  # As in `removed`; the crash may have come in the middle of that.
             if self.committed.get(index) == (term, command) and journal.term_at(index) != term:
                 self.violation(f"{node_id} restarts without entry {index}, durable and committed")
         self.durable[node_id] = journal._entries.copy()

@@ -368,7 +368,8 @@ def _physics(cluster: Cluster) -> Iterator[tuple[Any, str, Any]]:
         add(journal, command, idx, term)
 
     def watched_remove(journal: Journal, position: int) -> None:
-        checker.removed(_owner(cluster, journal), journal._entries[position:])
+        entries = journal._entries[position:]
+        checker.removed(_owner(cluster, journal), entries, in_term=journal.getCurrentTerm())
         remove(journal, position)
 
     def watched_write(journal: Journal) -> None:
