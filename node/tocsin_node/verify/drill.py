@@ -233,12 +233,15 @@ class Drill:
     async def _end(self) -> list[JobFacts]:
         """Pauses every job, waits for what is under way, and reads the ledgers."""
         client, cluster = self.cluster.client, self.cluster
-        await self.settle()
+        # Handlers that kill their workers go on doing so until their jobs are paused.
+        await cluster.leader()
         until: dict[str, int] = {}
         for planned in self.scenario.jobs:
             paused = await client.pause_job(planned.full_name, "the drill is over")
             assert paused.mark_time is not None, "a job has a mark"
             until[planned.full_name] = round(paused.mark_time.timestamp() * 1000)
+
+        await self.settle()
 
         async def all_ended() -> bool:
             return all([run.state.is_final async for run in client.list_runs()])
