@@ -7,6 +7,7 @@ outgrown its budget is marked; make it faster, or move what is long to `make cha
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Generator
 
 import pytest
 
@@ -61,6 +62,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return found[0] if found else len(LONG_FIRST)
 
     items.sort(key=place)  # stable: the order within a file stays
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """What a test printed or logged travels as UTF-8; some log text that has no such form."""
+    report = yield
+    report.sections = [
+        (title, text.encode("utf-8", "backslashreplace").decode())
+        for title, text in report.sections
+    ]
+    return report
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
