@@ -3,7 +3,7 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 # Most tests wait for processes rather than work, so a few files run at once; JOBS=0 for one by one.
-SIDE_BY_SIDE := -n $(or $(JOBS),3) --dist loadfile --no-loadscope-reorder
+SIDE_BY_SIDE := -n $(or $(JOBS),2) --dist loadfile --no-loadscope-reorder
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check --no-deps
 
 .DEFAULT_GOAL := help

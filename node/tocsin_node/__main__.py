@@ -37,7 +37,7 @@ EXIT_NOT_STARTED = 1
 EXIT_USAGE = 2
 EXIT_FATAL = 70  # EX_SOFTWARE
 
-FIRST_CONTACT_S = 1.0  # how long a node with a new folder waits for what its peers say to that
+FIRST_CONTACT_S = 3.0
 FIRST_CONTACT_POLL_S = 0.02
 
 LEVELS = ("debug", "info", "warning", "error")
@@ -104,7 +104,8 @@ async def _first_contact(engine: Engine) -> str:
 
 
 def _has_met(engine: Engine) -> bool:
-    return bool(engine.folder_fault) or any(peer.reachable for peer in engine.peer_status())
+    # A link alone proves nothing: a peer that refuses this node says so after it has linked.
+    return bool(engine.folder_fault) or engine.leader_id is not None
 
 
 def _die(error: BaseException) -> NoReturn:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import os
 import random
 import socket
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,10 +33,18 @@ from tocsin_node.server import Server
 DEADLINE_S = 20.0
 
 
+_given: deque[int] = deque(maxlen=64)  # lately, so that no two of one cluster are the same
+
+
 def free_address() -> str:
     """An address nobody listens on, below the ports that outgoing connections are given."""
+    # Files run side by side in processes of their own, each with ports of its own.
+    side = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % 8
     while True:
-        port = random.randrange(15_000, 32_000)
+        port = random.randrange(15_000 + 2_000 * side, 17_000 + 2_000 * side)
+        if port in _given:
+            continue
+        _given.append(port)
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return f"127.0.0.1:{port}"
