@@ -25,6 +25,7 @@ BUDGETS_S = {
     "interop": 20,
     "examples": 40,
     "leader": 40,
+    "needs": 25,
     "planner": 2,
     "protos": 2,
     "promises": 90,
