@@ -8,7 +8,7 @@ PIP_INSTALL := -m pip install --quiet --disable-pip-version-check --no-deps
 
 .DEFAULT_GOAL := help
 .PHONY: help venv demo up test check check-format check-lint check-types check-stubs check-oldest \
-        proto proto-released bench chaos clean
+        proto proto-released bench bench-peers chaos clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -54,6 +54,9 @@ proto: .tools/grpcio-tools/.installed .tools/mypy-protobuf/.installed ## generat
 bench: .venv/.installed ## measure a cluster at small sizes and print the table (ten minutes)
 	$(BIN)/python -m bench
 
+bench-peers: .venv/.installed .tools/peers/.installed ## compare with other queues; SIZES='--graphile 100000'
+	$(BIN)/python -m bench.peers $(SIZES)
+
 # Each of these tests says how to play a failing seed again.
 chaos: .venv/.installed ## faults on purpose with three seeds, and the random tests 20 times larger
 ifdef SIM
@@ -90,6 +93,18 @@ clean: ## remove what make made: environments, caches, build output
 	cp $^ $(@D)
 	if command -v npm >/dev/null; then npm ci --prefix $(@D) --ignore-scripts --no-audit --no-fund \
 	  || echo "npm could not install them: the test in another language is skipped" >&2; fi
+	@touch $@
+
+# What the benchmarks compare with; what cannot be installed is told as missing.
+.tools/peers/.installed: bench/peers/package.json bench/peers/package-lock.json bench/peers/requirements.lock
+	rm -rf $(@D)
+	mkdir -p $(@D)
+	cp $^ $(@D)
+	$(PYTHON) -m venv $(@D)/venv
+	$(@D)/venv/bin/python $(PIP_INSTALL) -r $(@D)/requirements.lock \
+	  || { rm -rf $(@D)/venv; echo "Celery and Redis could not be installed" >&2; }
+	if command -v npm >/dev/null; then npm ci --prefix $(@D) --ignore-scripts --no-audit --no-fund \
+	  || echo "graphile-worker could not be installed" >&2; fi
 	@touch $@
 
 .tools/grpcio-tools/.installed: proto/tools.lock
