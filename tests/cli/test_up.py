@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import signal
 import socket
@@ -12,6 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tocsin.cli import node
 
 DEADLINE_S = 60
 
@@ -84,3 +87,23 @@ def test_up_ends_when_a_node_cannot_start(cluster_file: Path) -> None:
     assert f"127.0.0.1:{found[1]}" in done.stderr
     assert "error: a node could not start" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_who_leads_while_the_nodes_stop_is_no_news(
+    cluster_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    starter = node._Up(cluster_file, [], None, verbose=False)
+    asked = []
+
+    async def leader(*_: object) -> tuple[str, int]:
+        asked.append(1)
+        if len(asked) == 2:
+            starter._stop()  # a node hands over as it stops, and another leads for a moment
+        return f"n{len(asked)}", len(asked)
+
+    monkeypatch.setattr(node, "_leader", leader)
+    monkeypatch.setattr(node, "POLL_INTERVAL_S", 0)
+    asyncio.run(asyncio.wait_for(starter._tell_who_leads(), DEADLINE_S))
+    said = capsys.readouterr().out
+    assert "n1 leads" in said
+    assert "n2 leads" not in said

@@ -212,6 +212,8 @@ class _Up:
         async with AsyncClient(self._path, timeout=POLL_TIMEOUT_S) as client:
             while True:
                 leader, term = await _leader(client, self._node_ids)
+                if self._stops_asked:
+                    return  # each handover on the way down would be told as news
                 if leader and (leader, term) != known:
                     click.echo(f"{leader} leads (term {term}); Ctrl-C stops all nodes")
                     sys.stdout.flush()
