@@ -71,7 +71,8 @@ else
 	  $(BIN)/python -m pytest $(wildcard tests/properties tests/chaos) --ignore=tests/chaos/test_raft.py \
 	  tests/clock/test_histories.py tests/schedule/test_oracle.py tests/schedule/test_zone.py $(ARGS)
 	@mkdir -p build
-	$(BIN)/tocsin verify --all --seeds $${SEEDS:-3} --json build/chaos.json --html build/chaos.html
+	$(BIN)/tocsin verify --all --seeds $${SEEDS:-3} --at-once $(or $(JOBS),2) \
+	  --json build/chaos.json --html build/chaos.html
 endif
 
 clean: ## remove what make made: environments, caches, build output

@@ -15,6 +15,9 @@ from tocsin.cli._needs_node import need_node
 @click.option("--list", "listing", is_flag=True, help="List the scenarios, and hold none.")
 @click.option("--seed", type=int, help="Play this one again; default: a new one.")
 @click.option("--seeds", type=click.IntRange(1), default=1, help="Seeds for each scenario.")
+@click.option(
+    "--at-once", type=click.IntRange(1), default=1, help="Drills side by side; two need two cores."
+)
 @click.option("--minutes", type=float, help="Begin no further drill after so long.")
 @click.option("--json", "json_file", metavar="FILE", help="Write every figure to a file.")
 @click.option("--html", "html_file", metavar="FILE", help="Write a report with pictures.")
@@ -29,6 +32,7 @@ def verify(
     listing: bool,
     seed: int | None,
     seeds: int,
+    at_once: int,
     minutes: float | None,
     json_file: str | None,
     html_file: str | None,
@@ -59,4 +63,4 @@ def verify(
     arguments += [f"--json={json_file}"] if json_file else []
     arguments += [f"--html={html_file}"] if html_file else []
     main = importlib.import_module("tocsin_node.verify.tell").main
-    ctx.exit(main([*arguments, f"--seeds={seeds}"]))
+    ctx.exit(main([*arguments, f"--seeds={seeds}", f"--at-once={at_once}"]))

@@ -171,7 +171,9 @@ class Cluster(Scratch):
         """Notes a fault that is over now."""
         self.faults.append(Fault(kind, target, start_ms, boottime_ms()))
 
-    async def kill_nodes(self, node_ids: Sequence[str], *, down_s: float) -> None:
+    async def kill_nodes(
+        self, node_ids: Sequence[str], *, down_s: float, kind: str = "node killed"
+    ) -> None:
         """Kills nodes all at once, and starts them again."""
         start_ms = boottime_ms()
         for node_id in node_ids:
@@ -182,7 +184,7 @@ class Cluster(Scratch):
         for node_id in node_ids:
             self.start_node(node_id)
         await self.until("the nodes follow again", lambda: self._follow(node_ids))
-        self.mended("kill", ",".join(node_ids), start_ms)
+        self.mended(kind, ",".join(node_ids), start_ms)
 
     async def stop_node(self, node_id: str) -> None:
         """Stops a node as an operator does, and starts it again."""
@@ -196,22 +198,22 @@ class Cluster(Scratch):
         await self.until("the node follows again", lambda: self._follow([node_id]))
         self.mended("restart", node_id, start_ms)
 
-    async def freeze(self, name: str, *, for_s: float) -> None:
+    async def freeze(self, name: str, *, for_s: float, kind: str = "worker frozen") -> None:
         """Stops a process where it stands, and lets it go on."""
         start_ms = boottime_ms()
         self.signal(name, signal.SIGSTOP)
         await asyncio.sleep(for_s)
         self.signal(name, signal.SIGCONT)
-        self.mended("freeze", name, start_ms)
+        self.mended(kind, name, start_ms)
 
     async def cut(self, ways: Iterable[tuple[str, str]], *, for_s: float, name: str) -> None:
-        """Holds back what is sent in some directions, then heals everything."""
+        """Of the leader: holds back what is sent in some directions, then heals everything."""
         assert self.relay is not None, "the scenario asked for links that can be cut"
         start_ms = boottime_ms()
         await self.relay.cut(ways)
         await asyncio.sleep(for_s)
         await self.relay.cut([])
-        self.mended("cut", name, start_ms)
+        self.mended("leader cut off", name, start_ms)
 
     async def _follow(self, node_ids: Sequence[str]) -> bool:
         said = await asyncio.gather(*map(self.status, node_ids))

@@ -70,6 +70,8 @@ class Scenario:
         script: hurts the cluster; the drill ends when it returns.
         bent: which nodes' clocks and disks can be bent.
         check: what this scenario asks for beyond the rules: sentences, one for each fault.
+        missing: what this machine lacks for it; empty: nothing.
+        seconds: about how long it takes, for the order in which drills are held.
     """
 
     name: str
@@ -84,6 +86,8 @@ class Scenario:
     bounds: Bounds = field(default_factory=lambda: Bounds(done_ms=DONE_MS))
     load: bool = True
     check: Callable[[Drill, History], Iterator[str]] | None = None
+    missing: Callable[[], str] | None = None
+    seconds: int = 40
 
 
 @dataclass(frozen=True)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import html
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 from tocsin_node.verify.drill import Held
-from tocsin_node.verify.figures import percentile
+from tocsin_node.verify.figures import ASKED, gaps_by_fault, percentile
 from tocsin_node.verify.judge import RULES
 
 PROMISES: Mapping[str, str] = {
@@ -18,21 +19,44 @@ COLOURS = ("#4477aa", "#228833", "#ccbb44", "#66ccee", "#aa3377")
 
 
 def table(drills: Sequence[Held]) -> list[tuple[str, ...]]:
-    """One row for each scenario, over all its seeds, under a row of titles."""
-    titles = ("scenario", "seeds", "occurrences", "runs", "write gap", "start gap", "late p99")
-    rows: list[tuple[str, ...]] = [(*titles, "broken rules")]
+    """One row for each scenario, over all its seeds, under a row of titles.
+
+    Gaps are the median and the longest, lateness is the 99th percentile; seconds.
+    """
+    titles = ("scenario", "seeds", "due", "runs", "write gap", "start gap", "late")
+    rows: list[tuple[str, ...]] = [(*titles, "broken")]
     for name in dict.fromkeys(held.scenario.name for held in drills):
         found = [held for held in drills if held.scenario.name == name]
         rows.append(
             (
                 name,
-                " ".join(str(held.seed) for held in found),
+                str(len(found)),
                 str(sum(held.verdict.counted["occurrences"] for held in found)),
                 str(sum(held.verdict.counted["runs"] for held in found)),
                 _worst(gap for held in found for gap in _all(held.figures.write_gap_ms)),
                 _worst(gap for held in found for gap in _all(held.figures.start_gap_ms)),
-                _ms(max(percentile(held.figures.lateness_ms, 0.99) for held in found)),
+                _s(max(percentile(held.figures.lateness_ms, 0.99) for held in found)),
                 str(sum(len(held.verdict.broken) for held in found)),
+            )
+        )
+    return rows
+
+
+def fault_table(drills: Sequence[Held]) -> list[tuple[str, ...]]:
+    """One row for each kind of fault, over all drills; gaps as p50, p99, longest."""
+    rows: list[tuple[str, ...]] = [("fault", "count", "write gap", "start gap", "asked", "")]
+    for gaps in gaps_by_fault(held.figures for held in drills):
+        asked = ASKED.get(gaps.kind)
+        missed = gaps.missed()
+        verdict = f"missed: {missed}" if missed else "met"
+        rows.append(
+            (
+                gaps.kind,
+                str(gaps.count),
+                _spread(gaps.write),
+                _spread(gaps.start),
+                str(asked) if asked else "",
+                verdict if asked else "",
             )
         )
     return rows
@@ -44,6 +68,15 @@ def as_json(drills: Sequence[Held]) -> dict[str, Any]:
         "ok": all(held.verdict.ok for held in drills),
         "occurrences": sum(held.verdict.counted["occurrences"] for held in drills),
         "broken": sum(len(held.verdict.broken) for held in drills),
+        "faults": {
+            gaps.kind: {
+                "count": gaps.count,
+                "write_gap_ms": _percentiles(gaps.write),
+                "start_gap_ms": _percentiles(gaps.start),
+                "missed": gaps.missed(),
+            }
+            for gaps in gaps_by_fault(held.figures for held in drills)
+        },
         "drills": [
             {
                 "scenario": held.scenario.name,
@@ -54,11 +87,8 @@ def as_json(drills: Sequence[Held]) -> dict[str, Any]:
                 **held.verdict.counted,
                 "write_gap_ms": held.figures.write_gap_ms,
                 "start_gap_ms": held.figures.start_gap_ms,
-                "lateness_ms": {
-                    "p50": percentile(held.figures.lateness_ms, 0.5),
-                    "p99": percentile(held.figures.lateness_ms, 0.99),
-                    "max": percentile(held.figures.lateness_ms, 1),
-                },
+                "lateness_ms": _percentiles(held.figures.lateness_ms),
+                "elections": len(elections(held)),
                 "faults": [vars(fault) for fault in held.history.faults],
             }
             for held in drills
@@ -80,6 +110,8 @@ def as_html(drills: Sequence[Held]) -> str:
         "<h1>Fault drill</h1><table>"
         + promises
         + "</table>"
+        + _html_table(table(drills))
+        + _html_table(fault_table(drills))
         + "".join(_section(held) for held in drills)
         + "</html>"
     )
@@ -150,14 +182,41 @@ def _picture(held: Held) -> str:
     )
 
 
+def elections(held: Held) -> list[str]:
+    """Who led, one after the other, as far as anybody saw."""
+    seen = [led.node_id for led in held.leaders if led.node_id]
+    return [node_id for node_id, _ in groupby(seen)]
+
+
+def _html_table(rows: Sequence[Sequence[str]]) -> str:
+    titles, *others = rows
+    head = "".join(f"<th>{html.escape(title)}</th>" for title in titles)
+    body = "".join(
+        f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in row)}</tr>" for row in others
+    )
+    return f"<table><tr>{head}</tr>{body}</table>"
+
+
 def _all(gaps: Mapping[str, Sequence[int]]) -> Iterable[int]:
     return (gap for found in gaps.values() for gap in found)
 
 
 def _worst(gaps: Iterable[int]) -> str:
     found = list(gaps)
-    return f"{_ms(percentile(found, 0.5))} / {_ms(max(found))}" if found else "-"
+    return f"{_s(percentile(found, 0.5))} {_s(max(found))}" if found else "-"
 
 
-def _ms(milliseconds: int) -> str:
-    return f"{milliseconds / 1000:.2f} s"
+def _spread(values: Sequence[int]) -> str:
+    return " ".join(_s(ms) for ms in _percentiles(values).values()) if values else "-"
+
+
+def _percentiles(values: Sequence[int]) -> dict[str, int]:
+    return {
+        "p50": percentile(values, 0.5),
+        "p99": percentile(values, 0.99),
+        "max": percentile(values, 1),
+    }
+
+
+def _s(milliseconds: int) -> str:
+    return f"{milliseconds / 1000:.2f}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 
@@ -23,10 +24,14 @@ raft: {segment: 4MiB, disk_reserve: 1MiB}
 """
 
 
-async def brief(drill: Drill) -> None:
+async def kill_leader(drill: Drill, *, down_s: float, why: str = "") -> None:
     leader = await drill.cluster.leader()
-    drill.say(f"kills the leader {leader}")
-    await drill.cluster.kill_nodes([leader], down_s=1)
+    drill.say(f"kills the leader {leader}{why}")
+    await drill.cluster.kill_nodes([leader], down_s=down_s, kind="leader killed")
+
+
+async def brief(drill: Drill) -> None:
+    await kill_leader(drill, down_s=1)
     worker = drill.random.choice(drill.workers)
     drill.say(f"freezes {worker} past its leases")
     await drill.cluster.freeze(worker, for_s=5)
@@ -35,10 +40,15 @@ async def brief(drill: Drill) -> None:
 
 async def leader_churn(drill: Drill) -> None:
     for _ in range(4):
-        leader = await drill.cluster.leader()
-        drill.say(f"kills the leader {leader}")
-        await drill.cluster.kill_nodes([leader], down_s=drill.random.uniform(0, 4))
+        await kill_leader(drill, down_s=drill.random.uniform(0, 4))
         await drill.rest(drill.random.uniform(4, 8))
+
+
+async def leader_kills(drill: Drill) -> None:
+    for number in range(17):
+        began = time.monotonic()
+        await kill_leader(drill, down_s=drill.random.uniform(0, 5), why=f", {number + 1} of 17")
+        await drill.rest(max(began + 12 - time.monotonic(), drill.random.uniform(1, 2)))
 
 
 async def follower_killed(drill: Drill) -> None:
@@ -52,7 +62,7 @@ async def follower_killed(drill: Drill) -> None:
 
 async def all_down(drill: Drill) -> None:
     drill.say("kills every node for 25 s")
-    await drill.cluster.kill_nodes(drill.cluster.node_ids, down_s=25)
+    await drill.cluster.kill_nodes(drill.cluster.node_ids, down_s=25, kind="all killed")
     await drill.settle()
     await drill.rest(5)
 
@@ -121,9 +131,7 @@ async def bad_weather(drill: Drill) -> None:
     drill.say("links take 20 ms, and lose 2 of 100 packets")
     await relay.weather(delay_ms=20, jitter_ms=15, loss=0.02)
     await drill.rest(10)
-    leader = await drill.cluster.leader()
-    drill.say(f"and the leader {leader} is killed")
-    await drill.cluster.kill_nodes([leader], down_s=2)
+    await kill_leader(drill, down_s=2)
     await drill.rest(10)
     await relay.weather()
 
@@ -139,14 +147,16 @@ async def leader_frozen(drill: Drill) -> None:
     for _ in range(2):
         leader = await drill.cluster.leader()
         drill.say(f"freezes the leader {leader}")
-        await drill.cluster.freeze(leader, for_s=drill.random.uniform(5, 8))
+        await drill.cluster.freeze(leader, for_s=drill.random.uniform(5, 8), kind="leader frozen")
         await drill.rest(5)
 
 
 async def host_frozen(drill: Drill) -> None:
     drill.say("freezes everything for 40 s")
     everything = [*drill.cluster.node_ids, *drill.workers]
-    await asyncio.gather(*(drill.cluster.freeze(name, for_s=40) for name in everything))
+    await asyncio.gather(
+        *(drill.cluster.freeze(name, for_s=40, kind="host frozen") for name in everything)
+    )
     await drill.rest(6)
 
 
@@ -158,29 +168,27 @@ async def two_of_five_gone(drill: Drill) -> None:
         drill.cluster.kill(node_id)
     start_ms = drill.now_ms()
     await drill.cluster.leader()
-    drill.cluster.mended("kill", f"{leader},{others[0]}", start_ms)
+    drill.cluster.mended("two killed", f"{leader},{others[0]}", start_ms)
     await drill.rest(15)
 
 
 async def no_worker(drill: Drill) -> None:
     drill.say("all workers are frozen for 20 s")
-    await asyncio.gather(*(drill.cluster.freeze(name, for_s=20) for name in drill.workers))
+    await asyncio.gather(
+        *(drill.cluster.freeze(name, for_s=20, kind="no worker") for name in drill.workers)
+    )
     await drill.rest(6)
 
 
 async def policies_at_work(drill: Drill) -> None:
     await drill.rest(15)
-    leader = await drill.cluster.leader()
-    drill.say(f"kills the leader {leader}")
-    await drill.cluster.kill_nodes([leader], down_s=1)
+    await kill_leader(drill, down_s=1)
     await drill.rest(10)
 
 
 async def limits_under_churn(drill: Drill) -> None:
     for _ in range(2):
-        leader = await drill.cluster.leader()
-        drill.say(f"kills the leader {leader} while runs wait for their limits")
-        await drill.cluster.kill_nodes([leader], down_s=1)
+        await kill_leader(drill, down_s=1, why=" while runs wait for their limits")
         await drill.rest(4)
     worker = drill.random.choice(drill.workers)
     drill.say(f"freezes {worker}")
@@ -195,9 +203,7 @@ async def dying_handlers(drill: Drill) -> None:
 
 async def failing_handlers(drill: Drill) -> None:
     await drill.rest(10)
-    leader = await drill.cluster.leader()
-    drill.say(f"handlers fail twice each; kills the leader {leader}")
-    await drill.cluster.kill_nodes([leader], down_s=1)
+    await kill_leader(drill, down_s=1, why=" while handlers fail twice each")
     await drill.rest(10)
 
 
@@ -256,7 +262,7 @@ async def clocks_stepped(drill: Drill) -> None:
         await drill.rest(6)
         drill.cluster.orders[node].step_clock(0)
         await drill.rest(3)
-        drill.cluster.mended("clock", node, start_ms)
+        drill.cluster.mended("clock stepped", node, start_ms)
 
 
 async def as_shipped(drill: Drill) -> None:
@@ -264,7 +270,7 @@ async def as_shipped(drill: Drill) -> None:
     drill.say(f"kills {worker}, and then the leader, with every setting as shipped")
     drill.cluster.processes[worker].kill()
     await drill.rest(3)
-    await drill.cluster.kill_nodes([await drill.cluster.leader()], down_s=2)
+    await kill_leader(drill, down_s=2)
     await drill.rest(50)
 
 
@@ -291,6 +297,13 @@ SCENARIOS: Mapping[str, Scenario] = {
     for each in (
         Scenario("brief", "the leader is killed, a worker is frozen", brief, MIXED),
         Scenario("leader-churn", "the leader is killed again and again", leader_churn, MIXED),
+        Scenario(
+            "leader-kills",
+            "the leader is killed every 12 s, 17 times",
+            leader_kills,
+            MIXED,
+            seconds=230,
+        ),
         Scenario("follower-killed", "each follower is killed once", follower_killed, MIXED),
         Scenario(
             "all-down",
