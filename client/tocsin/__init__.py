@@ -4,6 +4,12 @@ The public surface of the client; nothing else is promised. `Client` and `AsyncC
 follow jobs, `Worker` runs them, the rest are the values and exceptions that they use.
 """
 
+from tocsin._triggered import (
+    AsyncTriggeredRun,
+    AsyncTriggeredRuns,
+    TriggeredRun,
+    TriggeredRuns,
+)
 from tocsin.calendar import (
     Calendar,
     CalendarApplied,
@@ -32,6 +38,7 @@ from tocsin.errors import (
     InvalidArgument,
     LeaseLost,
     NoLeader,
+    NotAHandler,
     NotAllowed,
     NotFound,
     OutcomeUnknown,
@@ -39,9 +46,11 @@ from tocsin.errors import (
     Permanent,
     RetryLater,
     RevisionCompacted,
+    RunFailed,
     TimedOut,
     TocsinError,
     Unavailable,
+    WaitTimeout,
 )
 from tocsin.schedule import At, Cron, DstFold, DstGap, Every, Schedule
 from tocsin.types import (
@@ -80,6 +89,7 @@ from tocsin.types import (
     RunCause,
     RunChanges,
     RunState,
+    Trigger,
     WideChange,
     WorkerInfo,
 )
@@ -92,6 +102,8 @@ __all__ = [
     "ApiError",
     "Applied",
     "AsyncClient",
+    "AsyncTriggeredRun",
+    "AsyncTriggeredRuns",
     "At",
     "Attempt",
     "AttemptError",
@@ -136,6 +148,7 @@ __all__ = [
     "MisfirePolicy",
     "NoLeader",
     "NodeRole",
+    "NotAHandler",
     "NotAllowed",
     "NotFound",
     "OccurrenceOutcome",
@@ -157,11 +170,16 @@ __all__ = [
     "Run",
     "RunCause",
     "RunChanges",
+    "RunFailed",
     "RunState",
     "Schedule",
     "TimedOut",
     "TocsinError",
+    "Trigger",
+    "TriggeredRun",
+    "TriggeredRuns",
     "Unavailable",
+    "WaitTimeout",
     "Weekday",
     "WideChange",
     "WideChangeProgress",

@@ -11,18 +11,26 @@ import asyncio
 import collections
 import dataclasses
 import os
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar, Unpack
 
-from tocsin import _backup, _convert
+from tocsin import _backup, _convert, _waiting
 from tocsin._calendars import AsyncCalendars, Calendars
 from tocsin._channel import Pool, resolve
+from tocsin._handlers import JobFields, job_of
 from tocsin._portal import Portal
 from tocsin._queue_calls import AsyncQueueCalls, QueueCalls
 from tocsin._retry import new_request_id
+from tocsin._triggered import (
+    AsyncTriggeredRun,
+    AsyncTriggeredRuns,
+    TriggeredRun,
+    TriggeredRuns,
+    trigger_all,
+)
 from tocsin._wide_calls import AsyncWideCalls, WideCalls
 from tocsin.calendar import OnExcluded
 from tocsin.errors import RevisionCompacted
@@ -40,6 +48,7 @@ from tocsin.types import (
     Preview,
     Run,
     RunChanges,
+    Trigger,
     WorkerInfo,
 )
 from tocsin.v1 import cluster_pb2, fence_pb2, job_pb2, run_pb2, worker_pb2
@@ -111,14 +120,38 @@ class AsyncClient(AsyncCalendars, AsyncQueueCalls, AsyncWideCalls):
         return _convert.from_job(response.job)
 
     async def apply_job(
-        self, job: Job, *, request_id: str | None = None, validate_only: bool = False
+        self,
+        job: Job | str | None = None,
+        *,
+        handler: Callable[..., Any] | str | None = None,
+        schedule: Schedule | Sequence[Schedule] = (),
+        args: Mapping[str, Any] | None = None,
+        request_id: str | None = None,
+        validate_only: bool = False,
+        **fields: Unpack[JobFields],
     ) -> Applied:
-        """Makes the stored job what `job` says, creating it if need be; the same is no change.
+        """Makes the stored job what is said here, creating it if need be; the same is no change.
 
-        Conflict if `job.etag` is not 0 and the job has changed since.
+            await client.apply_job(handler=send_report, schedule=Cron("0 7 * * *"))
+            await client.apply_job("prod/ny", handler=send_report, args={"region": "ny"})
+            await client.apply_job(Job(name="prod/ny", handler="send_report"))
+
+        Args:
+            job: a Job, which says everything itself; else the job's name. None: the handler's name.
+            handler: a function that a worker of this program declares as its handler, or the name
+                of a handler.
+            schedule: one or several; none: it runs only when triggered.
+            args: the handler's arguments, which must fit it.
+            fields: what else a Job may say, by the names that it has there.
+
+        Raises:
+            NotAHandler: no worker has declared the function.
+            TypeError: `args` do not fit it.
+            Conflict: `etag` is not 0 and the job has changed since.
         """
+        wanted = job_of(job, handler, schedule, args, fields)
         request = job_pb2.UpdateJobRequest(
-            job=_convert.to_job(job),
+            job=_convert.to_job(wanted),
             allow_missing=True,
             request_id=request_id or new_request_id(),
             validate_only=validate_only,
@@ -225,8 +258,8 @@ class AsyncClient(AsyncCalendars, AsyncQueueCalls, AsyncWideCalls):
 
     async def trigger(
         self, name: str, *, payload: bytes | None = None, request_id: str | None = None
-    ) -> Run:
-        """Makes a run now, named `.../manual-<request_id>`.
+    ) -> AsyncTriggeredRun:
+        """Makes a run now, named `.../manual-<request_id>`; `await run.wait()` gives its end.
 
         Args:
             payload: given to the handler in place of the job's.
@@ -235,7 +268,25 @@ class AsyncClient(AsyncCalendars, AsyncQueueCalls, AsyncWideCalls):
             name=name, payload_override=payload, request_id=request_id or new_request_id()
         )
         response = await self._pool.call(lambda s: s.jobs.TriggerJob, request, within=self.timeout)
-        return _convert.from_run(response.run)
+        return AsyncTriggeredRun._of(_convert.from_run(response.run), self)
+
+    async def trigger_many(
+        self, triggers: Iterable[Trigger | str], *, request_id: str | None = None
+    ) -> AsyncTriggeredRuns:
+        """`trigger` for many: jobs by name, or `Trigger(job, payload)`. One run for each, in order.
+
+        A trigger that is refused keeps no other from its run; `refused` of the result says why. The
+        timeout holds for each trigger.
+
+        Args:
+            request_id: each trigger gets it with its number, so a repeat of the whole call must
+                hold the same ones in the same order; 1 to 56 characters.
+
+        Raises:
+            ApiError: of some it is not known what became; repeat the call under the same id.
+        """
+        wanted = [Trigger(each) if isinstance(each, str) else each for each in triggers]
+        return await trigger_all(self, wanted, request_id or new_request_id())
 
     async def preview(
         self,
@@ -409,32 +460,36 @@ class AsyncClient(AsyncCalendars, AsyncQueueCalls, AsyncWideCalls):
                 revision = from_revision = 0
 
     async def wait_run(self, name: str, timeout: float | None = None) -> Run:
-        """Waits until a run has ended, however it ended.
+        """Waits until a run has ended, however it ended; leaders may change meanwhile.
 
         Raises:
-            TimeoutError: it has not, after `timeout` seconds.
+            WaitTimeout: it has not, after `timeout` seconds. It is a TimeoutError too.
+            NotFound: there is no such run, or it is not kept any more.
         """
-        run = await self.get_run(name)
-        try:
-            async with asyncio.timeout(timeout):
-                while not run.state.is_final:
-                    run = await self._next_change(run)
-        except TimeoutError:
-            raise TimeoutError(f"{name} is still {run.state} after {timeout:g} s") from None
-        return run
+        began = asyncio.get_running_loop().time()
+        run = await _waiting.read(self, name, timeout)
+        if timeout is not None:
+            timeout = max(0.0, timeout - (asyncio.get_running_loop().time() - began))
+        return (await self.wait_for_runs([run], timeout))[0]
 
-    async def _next_change(self, run: Run) -> Run:
-        changes = self.watch_runs(run.job, from_revision=run.revision)
-        try:
-            async for change in changes:
-                for changed in change.runs:
-                    if changed.name == run.name and changed.revision > run.revision:
-                        return changed
-        except RevisionCompacted:
-            pass
-        finally:
-            await changes.aclose()  # type: ignore[attr-defined]  # an async generator
-        return await self.get_run(run.name)
+    async def wait_for_runs(
+        self, runs: Iterable[Run], timeout: float | None = None, *, check: bool = False
+    ) -> list[Run]:
+        """Waits until all of these have ended, with one watch for each job; in order.
+
+        Args:
+            runs: as `trigger`, `get_run` or `list_runs` gave them.
+            check: whether it is an error that one did not succeed.
+
+        Raises:
+            WaitTimeout: some have not ended, after `timeout` seconds.
+            RunFailed: with `check`: some failed or were cancelled.
+            NotFound: one has ended, and is not kept any more.
+        """
+        ended = await _waiting.ends(self, runs, timeout)
+        if check:
+            _waiting.checked(ended)
+        return ended
 
     # Fences
 
@@ -597,11 +652,20 @@ class Client(Calendars, QueueCalls, WideCalls):
         )
 
     def apply_job(
-        self, job: Job, *, request_id: str | None = None, validate_only: bool = False
+        self,
+        job: Job | str | None = None,
+        *,
+        handler: Callable[..., Any] | str | None = None,
+        schedule: Schedule | Sequence[Schedule] = (),
+        args: Mapping[str, Any] | None = None,
+        request_id: str | None = None,
+        validate_only: bool = False,
+        **fields: Unpack[JobFields],
     ) -> Applied:
         """As AsyncClient.apply_job."""
+        wanted = job_of(job, handler, schedule, args, fields)
         return self._portal.run(
-            self._async.apply_job(job, request_id=request_id, validate_only=validate_only)
+            self._async.apply_job(wanted, request_id=request_id, validate_only=validate_only)
         )
 
     def apply_jobs(self, jobs: Iterable[Job], *, request_id: str | None = None) -> list[JobResult]:
@@ -643,9 +707,17 @@ class Client(Calendars, QueueCalls, WideCalls):
 
     def trigger(
         self, name: str, *, payload: bytes | None = None, request_id: str | None = None
-    ) -> Run:
-        """As AsyncClient.trigger."""
-        return self._portal.run(self._async.trigger(name, payload=payload, request_id=request_id))
+    ) -> TriggeredRun:
+        """As AsyncClient.trigger; `run.wait()` gives its end."""
+        made = self._portal.run(self._async.trigger(name, payload=payload, request_id=request_id))
+        return TriggeredRun._of(made, self)
+
+    def trigger_many(
+        self, triggers: Iterable[Trigger | str], *, request_id: str | None = None
+    ) -> TriggeredRuns:
+        """As AsyncClient.trigger_many."""
+        made = self._portal.run(self._async.trigger_many(triggers, request_id=request_id))
+        return TriggeredRuns((TriggeredRun._of(run, self) for run in made), made.refused, self)
 
     def preview(
         self,
@@ -714,6 +786,12 @@ class Client(Calendars, QueueCalls, WideCalls):
     def wait_run(self, name: str, timeout: float | None = None) -> Run:
         """As AsyncClient.wait_run."""
         return self._portal.run(self._async.wait_run(name, timeout))
+
+    def wait_for_runs(
+        self, runs: Iterable[Run], timeout: float | None = None, *, check: bool = False
+    ) -> list[Run]:
+        """As AsyncClient.wait_for_runs."""
+        return self._portal.run(self._async.wait_for_runs(runs, timeout, check=check))
 
     def advance_fence(
         self, resource: str, *, run: str, token: int, ttl: timedelta | None = None

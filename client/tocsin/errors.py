@@ -3,6 +3,9 @@
     Exception
     └── TocsinError
         ├── ConfigError              endpoints or cluster file cannot be used; nothing was sent
+        ├── NotAHandler              a function was given that no worker has declared
+        ├── RunFailed                a run that was waited for did not succeed; has the runs
+        ├── WaitTimeout              runs have not ended in time, and go on; has the runs
         └── ApiError                 a node refused, or no node answered; has reason, hint, metadata
             ├── InvalidArgument      change the request; `field` says where
             ├── NotFound             no such job, run or worker
@@ -33,8 +36,12 @@ This module only names errors and maps reasons to classes; it decides nothing ab
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tocsin.types import Run
 
 __all__ = [
     "AlreadyExists",
@@ -51,6 +58,7 @@ __all__ = [
     "InvalidArgument",
     "LeaseLost",
     "NoLeader",
+    "NotAHandler",
     "NotAllowed",
     "NotFound",
     "OutcomeUnknown",
@@ -58,9 +66,11 @@ __all__ = [
     "Permanent",
     "RetryLater",
     "RevisionCompacted",
+    "RunFailed",
     "TimedOut",
     "TocsinError",
     "Unavailable",
+    "WaitTimeout",
     "error_class",
 ]
 
@@ -71,6 +81,39 @@ class TocsinError(Exception):
 
 class ConfigError(TocsinError):
     """The endpoints or the cluster file cannot be used; the message says what to change."""
+
+
+class NotAHandler(TocsinError):
+    """The function cannot be named in a job: it is not declared with a worker's decorator."""
+
+
+class RunFailed(TocsinError):
+    """Runs that were waited for did not succeed: they are FAILED or CANCELLED.
+
+    Attributes:
+        runs: those that did not, as they ended.
+    """
+
+    def __init__(self, message: str, *, runs: Sequence[Run]) -> None:
+        super().__init__(message)
+        self.runs = list(runs)
+
+    @property
+    def run(self) -> Run:
+        """The first of them."""
+        return self.runs[0]
+
+
+class WaitTimeout(TocsinError, TimeoutError):
+    """Runs have not ended in time. They go on: wait again, or cancel them.
+
+    Attributes:
+        runs: all that were waited for, in order, as they were last seen.
+    """
+
+    def __init__(self, message: str, *, runs: Sequence[Run]) -> None:
+        super().__init__(message)
+        self.runs = list(runs)
 
 
 class ApiError(TocsinError):

@@ -53,6 +53,7 @@ __all__ = [
     "RunCause",
     "RunChanges",
     "RunState",
+    "Trigger",
     "WideChange",
     "WorkerInfo",
 ]
@@ -404,6 +405,14 @@ class JobResult(ItemResult):
 
     created: bool
     changed: bool
+
+
+@dataclass(frozen=True)
+class Trigger:
+    """One run to make by hand; `payload` is given to the handler in place of the job's."""
+
+    job: str
+    payload: bytes | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

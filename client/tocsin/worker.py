@@ -34,6 +34,7 @@ from tocsin._attempt import (
 )
 from tocsin._calls import Handover, Runner
 from tocsin._channel import Pool, quiet_poller, resolve
+from tocsin._handlers import declare
 from tocsin._lease import Key, Lease
 from tocsin._retry import new_request_id
 from tocsin._session import Assignment, Identity, Item, Session, boottime
@@ -175,6 +176,7 @@ class Worker:
             interrupt=interrupt,
             grace=grace.total_seconds(),
         )
+        declare(function, name, raw=raw)
 
     # Serving
 

@@ -66,7 +66,7 @@ def as_json(value: object) -> dict[str, Any]:
 def _filled(value: object) -> Message:
     if isinstance(value, Cron | Every | At):
         return _filled_schedule(value)
-    message = MESSAGES[type(value)]()
+    message = next(MESSAGES[kind] for kind in type(value).__mro__ if kind in MESSAGES)()
     for field in message.DESCRIPTOR.fields:
         _set(message, field, getattr(value, field.name))
     return message

@@ -40,6 +40,7 @@ from tocsin.types import (
     OverlapPolicy,
     Preview,
     RetryPolicy,
+    Run,
 )
 from tocsin.workers.shell_payload import HANDLER as SHELL_HANDLER
 from tocsin.workers.shell_payload import ShellPayload, ShellPayloadError
@@ -757,7 +758,7 @@ def trigger(
     if wait_timeout is not None and not wait:
         raise click.UsageError("--wait-timeout needs --wait")
     with settings.client() as client:
-        run = client.trigger(name, payload=payload, request_id=request_id)
+        run: Run = client.trigger(name, payload=payload, request_id=request_id)
         if wait:
             _output.note(f"waiting for {run.name}")
             run = wait_for(client, run.name, wait_timeout)
