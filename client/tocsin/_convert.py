@@ -510,6 +510,7 @@ def from_worker(message: worker_pb2.Worker) -> WorkerInfo:
         draining=message.draining,
         sdk=message.sdk,
         labels=dict(message.labels),
+        lost=message.lost,
     )
 
 

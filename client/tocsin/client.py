@@ -33,7 +33,7 @@ from tocsin._triggered import (
 )
 from tocsin._wide_calls import AsyncWideCalls, WideCalls
 from tocsin.calendar import OnExcluded
-from tocsin.errors import RevisionCompacted
+from tocsin.errors import NotFound, RevisionCompacted
 from tocsin.schedule import At, Cron, Every, Schedule
 from tocsin.types import (
     Applied,
@@ -525,12 +525,55 @@ class AsyncClient(AsyncCalendars, AsyncQueueCalls, AsyncWideCalls):
 
     # Workers and cluster
 
-    async def list_workers(self) -> list[WorkerInfo]:
-        """The workers that have a session with the leader, by id."""
-        request = worker_pb2.ListWorkersRequest()
+    async def list_workers(self, *, with_lost: bool = False) -> list[WorkerInfo]:
+        """The workers that have a session with the leader, by id.
+
+        Args:
+            with_lost: also those that hold leases and have no session now.
+        """
+        request = worker_pb2.ListWorkersRequest(with_lost=with_lost)
         response = await self._pool.call(
             lambda s: s.workers.ListWorkers, request, within=self.timeout
         )
+        return [_convert.from_worker(worker) for worker in response.workers]
+
+    async def drain_worker(
+        self,
+        worker_id: str,
+        *,
+        instance_id: str = "",
+        reason: str = "",
+        request_id: str | None = None,
+    ) -> list[WorkerInfo]:
+        """Asks a worker to take nothing more, to finish what it has and to end, as SIGTERM does.
+
+        Args:
+            worker_id: all processes that go by it are meant.
+            instance_id: one process among them.
+            reason: for the worker's log.
+
+        Returns:
+            The processes that have said that they drain. None if they had left before this could be
+            told: an earlier try had reached them.
+
+        Raises:
+            NotFound: no such worker has a session.
+            Unavailable: it does not say that it drains (WORKER_SILENT): it is frozen or cut off.
+        """
+        request = worker_pb2.DrainWorkerRequest(
+            worker_id=worker_id,
+            instance_id=instance_id,
+            reason=reason,
+            request_id=request_id or new_request_id(),
+        )
+        try:
+            response = await self._pool.call(
+                lambda s: s.workers.DrainWorker, request, within=self.timeout
+            )
+        except NotFound as error:
+            if error.may_have_taken_effect:
+                return []
+            raise
         return [_convert.from_worker(worker) for worker in response.workers]
 
     async def cluster_status(self, node_id: str | None = None) -> ClusterStatus:
@@ -803,9 +846,24 @@ class Client(Calendars, QueueCalls, WideCalls):
         """As AsyncClient.get_fence."""
         return self._portal.run(self._async.get_fence(resource, stale_ok=stale_ok))
 
-    def list_workers(self) -> list[WorkerInfo]:
+    def list_workers(self, *, with_lost: bool = False) -> list[WorkerInfo]:
         """As AsyncClient.list_workers."""
-        return self._portal.run(self._async.list_workers())
+        return self._portal.run(self._async.list_workers(with_lost=with_lost))
+
+    def drain_worker(
+        self,
+        worker_id: str,
+        *,
+        instance_id: str = "",
+        reason: str = "",
+        request_id: str | None = None,
+    ) -> list[WorkerInfo]:
+        """As AsyncClient.drain_worker."""
+        return self._portal.run(
+            self._async.drain_worker(
+                worker_id, instance_id=instance_id, reason=reason, request_id=request_id
+            )
+        )
 
     def cluster_status(self, node_id: str | None = None) -> ClusterStatus:
         """As AsyncClient.cluster_status."""

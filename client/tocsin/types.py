@@ -590,7 +590,11 @@ class Fence:
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerInfo:
-    """A worker that has a session with the leader; `busy` is how many leases it holds."""
+    """A worker that has a session with the leader; `busy` is how many leases it holds.
+
+    Attributes:
+        lost: it has no session, only leases; of it no more is known.
+    """
 
     worker_id: str
     instance_id: str
@@ -602,6 +606,7 @@ class WorkerInfo:
     draining: bool
     sdk: str
     labels: Mapping[str, str]
+    lost: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

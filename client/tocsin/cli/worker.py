@@ -1,21 +1,32 @@
-"""`tocsin worker`: run the stock workers, and list the workers that the cluster knows."""
+"""`tocsin worker`: run the stock workers, list the workers that the cluster knows, drain them."""
 
 from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from tocsin.cli import _output
-from tocsin.cli._duration import shown_instant
+from tocsin.cli._duration import DURATION, shown_instant
 from tocsin.cli._files import READABLE_FILE
 from tocsin.cli._json import as_json
 from tocsin.cli._options import Settings, cluster_options, global_options, pass_settings
 from tocsin.cli._output import Column
+from tocsin.cli._runs import EXIT_NOT_FINISHED
+from tocsin.errors import Unavailable
+from tocsin.types import WorkerInfo
+
+if TYPE_CHECKING:
+    from tocsin.client import Client
+
+LOOK_EVERY_S = 0.5  # whether workers that drain have gone
+GONE_AFTER = 2  # times in a row that none of them was found
 
 
 def _encodable(context: click.Context, option: click.Parameter, value: Any) -> Any:
@@ -32,13 +43,14 @@ def _encodable(context: click.Context, option: click.Parameter, value: Any) -> A
 @click.group()
 @global_options
 def worker() -> None:
-    """Run shell commands and HTTP requests for the cluster; list workers.
+    """Run shell commands and HTTP requests for the cluster; list and drain workers.
 
     \b
     Examples:
       tocsin worker shell
       tocsin worker http
       tocsin worker list
+      tocsin worker drain host1-4711 --wait
     """
 
 
@@ -194,7 +206,9 @@ def http_(
 @global_options
 @pass_settings
 def list_(settings: Settings) -> None:
-    """List the workers that have a session with the leader.
+    """List the workers that have a session with the leader, and those that were lost with runs.
+
+    A lost worker has no session and still holds leases: it returns, or they run out.
 
     \b
     Examples:
@@ -202,17 +216,17 @@ def list_(settings: Settings) -> None:
       tocsin worker list -o json | jq '.[].busy'
     """
     with settings.client() as client:
-        workers = client.list_workers()
+        workers = client.list_workers(with_lost=True)
     _output.show_list(
         settings,
         workers,
         [
             Column("WORKER", lambda worker: worker.worker_id),
-            Column("BUSY", lambda worker: f"{worker.busy}/{worker.slots}", right=True),
+            Column("BUSY", lambda worker: f"{worker.busy}/{worker.slots or '?'}", right=True),
             Column("QUEUES", lambda worker: ",".join(worker.queues)),
             Column("HANDLERS", lambda worker: ",".join(worker.handlers)),
             Column("HEARD FROM", lambda worker: shown_instant(worker.last_heartbeat_time)),
-            Column("STATE", lambda worker: "draining" if worker.draining else "working"),
+            Column("STATE", _state),
             Column("SDK", lambda worker: worker.sdk, wide=True),
             Column("INSTANCE", lambda worker: worker.instance_id, wide=True),
         ],
@@ -220,6 +234,103 @@ def list_(settings: Settings) -> None:
         name=lambda worker: worker.worker_id,
         empty="no workers: start one with tocsin worker shell",
     )
+
+
+@worker.command(short_help="Have workers finish what they do, and end.")
+@click.argument("workers", nargs=-1, required=True, metavar="WORKER...", callback=_encodable)
+@click.option("--instance", metavar="ID", help="Only this process of the worker.")
+@click.option("--reason", default="", metavar="TEXT", help="For the worker's log.")
+@click.option("--wait", is_flag=True, help="Return when they are gone, with all runs reported.")
+@click.option(
+    "--wait-timeout", type=DURATION, metavar="DURATION", help="Wait no longer.  [default: no limit]"
+)
+@global_options
+@pass_settings
+@click.pass_context
+def drain(
+    ctx: click.Context,
+    settings: Settings,
+    /,
+    *,
+    workers: Sequence[str],
+    instance: str | None,
+    reason: str,
+    wait: bool,
+    wait_timeout: timedelta | None,
+) -> None:
+    """Have workers take nothing more, finish what they have, and end with exit code 0.
+
+    As SIGTERM does, from anywhere. A worker keeps to it over changes of leader. To have it work
+    again, start it again. Exit code 12: with --wait-timeout, some are still there.
+
+    \b
+    Examples:
+      tocsin worker list
+      tocsin worker drain host1-4711
+      tocsin worker drain host1-4711 host2-815 --reason 'kernel update' --wait --wait-timeout 10m
+    """
+    if wait_timeout is not None and not wait:
+        raise click.UsageError("--wait-timeout needs --wait")
+    if instance and len(workers) > 1:
+        raise click.UsageError("--instance is for one worker: several are given")
+    with settings.client() as client:
+        told = {
+            each.instance_id: each
+            for name in workers
+            for each in client.drain_worker(name, instance_id=instance or "", reason=reason)
+        }
+        left = _left(client, told, wait_timeout) if wait else []
+    if not told:
+        _output.note("they had left before it could be told")
+    _output.show_list(
+        settings,
+        list(told.values()),
+        [
+            Column("WORKER", lambda worker: worker.worker_id),
+            Column("BUSY", lambda worker: f"{worker.busy}/{worker.slots}", right=True),
+            Column("STATE", lambda worker: _after_drain(worker, left, waited=wait)),
+            Column("INSTANCE", lambda worker: worker.instance_id, wide=True),
+        ],
+        to_json=as_json,
+        name=lambda worker: worker.worker_id,
+        empty="",
+    )
+    if left:
+        ctx.exit(EXIT_NOT_FINISHED)
+
+
+def _left(
+    client: Client, told: Mapping[str, WorkerInfo], timeout: timedelta | None
+) -> list[WorkerInfo]:
+    """Those that are still there when the time is up; none once all have gone.
+
+    One that a new leader does not know yet has not gone: so it must be missed twice.
+    """
+    ends = None if timeout is None else time.monotonic() + timeout.total_seconds()
+    missed = 0
+    while True:
+        try:
+            found = client.list_workers(with_lost=True)
+        except Unavailable:
+            found = list(told.values())  # nobody can say; it is asked again
+        here = [each for each in found if each.instance_id in told]
+        missed = 0 if here else missed + 1
+        if missed == GONE_AFTER:
+            return []
+        if ends is not None and time.monotonic() >= ends:
+            return here
+        time.sleep(LOOK_EVERY_S)
+
+
+def _after_drain(worker: WorkerInfo, left: Sequence[WorkerInfo], *, waited: bool) -> str:
+    here = any(each.instance_id == worker.instance_id for each in left)
+    return "draining" if here or not waited else "gone"
+
+
+def _state(worker: WorkerInfo) -> str:
+    if worker.lost:
+        return "lost"
+    return "draining" if worker.draining else "working"
 
 
 def _check_target(settings: Settings) -> None:

@@ -958,6 +958,7 @@ class Worker(_message.Message):
     DRAINING_FIELD_NUMBER: _builtins.int
     SDK_FIELD_NUMBER: _builtins.int
     LABELS_FIELD_NUMBER: _builtins.int
+    LOST_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     """As its Hello says."""
     instance_id: _builtins.str
@@ -970,6 +971,8 @@ class Worker(_message.Message):
     """It takes no more runs."""
     sdk: _builtins.str
     """As its Hello says."""
+    lost: _builtins.bool
+    """It has no session with the leader, only leases; queues, handlers and the like are not known."""
     @_builtins.property
     def queues(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """As its Hello says."""
@@ -999,10 +1002,11 @@ class Worker(_message.Message):
         draining: _builtins.bool = ...,
         sdk: _builtins.str = ...,
         labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        lost: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["last_heartbeat_time", b"last_heartbeat_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["busy", b"busy", "draining", b"draining", "handlers", b"handlers", "instance_id", b"instance_id", "labels", b"labels", "last_heartbeat_time", b"last_heartbeat_time", "queues", b"queues", "sdk", b"sdk", "slots", b"slots", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["busy", b"busy", "draining", b"draining", "handlers", b"handlers", "instance_id", b"instance_id", "labels", b"labels", "last_heartbeat_time", b"last_heartbeat_time", "lost", b"lost", "queues", b"queues", "sdk", b"sdk", "slots", b"slots", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1012,12 +1016,17 @@ Global___Worker: _TypeAlias = Worker  # noqa: Y015
 class ListWorkersRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    WITH_LOST_FIELD_NUMBER: _builtins.int
+    with_lost: _builtins.bool
+    """Also worker processes that hold leases and have no session: they were lost, or are about to return."""
     def __init__(
         self,
+        *,
+        with_lost: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["with_lost", b"with_lost"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1044,3 +1053,57 @@ class ListWorkersResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ListWorkersResponse: _TypeAlias = ListWorkersResponse  # noqa: Y015
+
+@_typing.final
+class DrainWorkerRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKER_ID_FIELD_NUMBER: _builtins.int
+    INSTANCE_ID_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    worker_id: _builtins.str
+    """Which worker; several processes may go by one id, and are all meant. Required."""
+    instance_id: _builtins.str
+    """One process among them; empty for all."""
+    reason: _builtins.str
+    """For people: who and why; the worker logs it. At most 256 characters."""
+    request_id: _builtins.str
+    """1..64 of `[A-Za-z0-9_-]`; kept over repeats of a call. Required."""
+    def __init__(
+        self,
+        *,
+        worker_id: _builtins.str = ...,
+        instance_id: _builtins.str = ...,
+        reason: _builtins.str = ...,
+        request_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["instance_id", b"instance_id", "reason", b"reason", "request_id", b"request_id", "worker_id", b"worker_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DrainWorkerRequest: _TypeAlias = DrainWorkerRequest  # noqa: Y015
+
+@_typing.final
+class DrainWorkerResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKERS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def workers(self) -> _containers.RepeatedCompositeFieldContainer[Global___Worker]:
+        """The processes that drain, as they are now."""
+
+    def __init__(
+        self,
+        *,
+        workers: _abc.Iterable[Global___Worker] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["workers", b"workers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DrainWorkerResponse: _TypeAlias = DrainWorkerResponse  # noqa: Y015

@@ -44,6 +44,11 @@ class WorkerServiceStub(object):
                 request_serializer=tocsin_dot_v1_dot_worker__pb2.ListWorkersRequest.SerializeToString,
                 response_deserializer=tocsin_dot_v1_dot_worker__pb2.ListWorkersResponse.FromString,
                 _registered_method=True)
+        self.DrainWorker = channel.unary_unary(
+                '/tocsin.v1.WorkerService/DrainWorker',
+                request_serializer=tocsin_dot_v1_dot_worker__pb2.DrainWorkerRequest.SerializeToString,
+                response_deserializer=tocsin_dot_v1_dot_worker__pb2.DrainWorkerResponse.FromString,
+                _registered_method=True)
 
 
 class WorkerServiceServicer(object):
@@ -63,6 +68,16 @@ class WorkerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DrainWorker(self, request, context):
+        """Asks worker processes to take nothing more, to finish what they have and to end. Answered when
+        each has said that it drains, which from then on it tells every leader by itself. WORKER_NOT_FOUND
+        if there is none of that id; WORKER_SILENT if one does not say so: it is frozen or cut off, and
+        the call may be repeated. Asking again changes nothing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_WorkerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -75,6 +90,11 @@ def add_WorkerServiceServicer_to_server(servicer, server):
                     servicer.ListWorkers,
                     request_deserializer=tocsin_dot_v1_dot_worker__pb2.ListWorkersRequest.FromString,
                     response_serializer=tocsin_dot_v1_dot_worker__pb2.ListWorkersResponse.SerializeToString,
+            ),
+            'DrainWorker': grpc.unary_unary_rpc_method_handler(
+                    servicer.DrainWorker,
+                    request_deserializer=tocsin_dot_v1_dot_worker__pb2.DrainWorkerRequest.FromString,
+                    response_serializer=tocsin_dot_v1_dot_worker__pb2.DrainWorkerResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -131,6 +151,33 @@ class WorkerService(object):
             '/tocsin.v1.WorkerService/ListWorkers',
             tocsin_dot_v1_dot_worker__pb2.ListWorkersRequest.SerializeToString,
             tocsin_dot_v1_dot_worker__pb2.ListWorkersResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DrainWorker(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tocsin.v1.WorkerService/DrainWorker',
+            tocsin_dot_v1_dot_worker__pb2.DrainWorkerRequest.SerializeToString,
+            tocsin_dot_v1_dot_worker__pb2.DrainWorkerResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -42,6 +42,12 @@ class WorkerServiceStub:
     """Only the leader serves sessions; other nodes answer Redirect."""
     ListWorkers: _grpc.UnaryUnaryMultiCallable[_worker_pb2.ListWorkersRequest, _worker_pb2.ListWorkersResponse]
     """The workers that have a session with the leader."""
+    DrainWorker: _grpc.UnaryUnaryMultiCallable[_worker_pb2.DrainWorkerRequest, _worker_pb2.DrainWorkerResponse]
+    """Asks worker processes to take nothing more, to finish what they have and to end. Answered when
+    each has said that it drains, which from then on it tells every leader by itself. WORKER_NOT_FOUND
+    if there is none of that id; WORKER_SILENT if one does not say so: it is frozen or cut off, and
+    the call may be repeated. Asking again changes nothing.
+    """
 
 @_typing.type_check_only
 class WorkerServiceAsyncStub(WorkerServiceStub):
@@ -50,6 +56,12 @@ class WorkerServiceAsyncStub(WorkerServiceStub):
     """Only the leader serves sessions; other nodes answer Redirect."""
     ListWorkers: _aio.UnaryUnaryMultiCallable[_worker_pb2.ListWorkersRequest, _worker_pb2.ListWorkersResponse]  # type: ignore[assignment]
     """The workers that have a session with the leader."""
+    DrainWorker: _aio.UnaryUnaryMultiCallable[_worker_pb2.DrainWorkerRequest, _worker_pb2.DrainWorkerResponse]  # type: ignore[assignment]
+    """Asks worker processes to take nothing more, to finish what they have and to end. Answered when
+    each has said that it drains, which from then on it tells every leader by itself. WORKER_NOT_FOUND
+    if there is none of that id; WORKER_SILENT if one does not say so: it is frozen or cut off, and
+    the call may be repeated. Asking again changes nothing.
+    """
 
 class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -67,5 +79,17 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_worker_pb2.ListWorkersResponse, _abc.Awaitable[_worker_pb2.ListWorkersResponse]]:
         """The workers that have a session with the leader."""
+
+    @_abc_1.abstractmethod
+    def DrainWorker(
+        self,
+        request: _worker_pb2.DrainWorkerRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_worker_pb2.DrainWorkerResponse, _abc.Awaitable[_worker_pb2.DrainWorkerResponse]]:
+        """Asks worker processes to take nothing more, to finish what they have and to end. Answered when
+        each has said that it drains, which from then on it tells every leader by itself. WORKER_NOT_FOUND
+        if there is none of that id; WORKER_SILENT if one does not say so: it is frozen or cut off, and
+        the call may be repeated. Asking again changes nothing.
+        """
 
 def add_WorkerServiceServicer_to_server(servicer: WorkerServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

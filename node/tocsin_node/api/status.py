@@ -137,6 +137,8 @@ ANSWERS: Mapping[str, Answer] = {
     "RUN_NOT_ENDED": Answer(_Code.FAILED_PRECONDITION, _nothing),
     "RUN_SUCCEEDED": Answer(_Code.FAILED_PRECONDITION, _nothing),
     "RUN_LAPSED": Answer(_Code.FAILED_PRECONDITION, _nothing),
+    "WORKER_NOT_FOUND": Answer(_Code.NOT_FOUND, _resource("Worker")),
+    "WORKER_SILENT": Answer(_Code.UNAVAILABLE, _nothing),
     "QUEUE_NOT_FOUND": Answer(_Code.NOT_FOUND, _resource("Queue")),
     "CALENDAR_NOT_FOUND": Answer(_Code.NOT_FOUND, _resource("Calendar")),
     "CALENDAR_EXISTS": Answer(_Code.ALREADY_EXISTS, _resource("Calendar")),

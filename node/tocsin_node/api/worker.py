@@ -22,15 +22,17 @@ from collections.abc import AsyncIterable, Coroutine, Mapping, Sequence
 from typing import Any
 
 from tocsin.v1 import worker_pb2, worker_pb2_grpc
+from tocsin_node import admission
 from tocsin_node.admission import Faults, Refusal, refuse_field
 from tocsin_node.api import _convert
 from tocsin_node.api._checkpoints import Checkpoints, outcome_of
+from tocsin_node.api._drains import drained
 from tocsin_node.core.command import Complete, Release
 from tocsin_node.core.lease import RETRY_AFTER_MS_MAX
 from tocsin_node.core.machine import CHECKPOINT_BYTES_MAX
 from tocsin_node.core.model import AttemptOutcome, JobSpec, Run, idempotency_key
 from tocsin_node.core.result import Result
-from tocsin_node.leader.dispatcher import Dispatcher, Session
+from tocsin_node.leader.dispatcher import Dispatcher, Session, WorkerInfo
 from tocsin_node.leader.leases import Leases
 from tocsin_node.raft.errors import OperationTooLarge, RaftError
 from tocsin_node.replica import Replica
@@ -57,6 +59,7 @@ SLOTS_MAX = 10_000
 HELD_MAX = 10_000  # leases in one frame; a worker asks for no more than it may name
 RUN_NAME_LENGTH_MAX = 512  # longer than any run's name
 LABELS_MAX = 32
+DRAIN_REASON_LENGTH_MAX = 256
 SHAPES_MAX = 1_000  # of assignments, that are remembered
 ERROR_KIND_LENGTH_MAX = 128
 ERROR_MESSAGE_LENGTH_MAX = 4 * 1024
@@ -92,21 +95,34 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
     async def ListWorkers(  # noqa: N802
         self, request: worker_pb2.ListWorkersRequest, context: Any
     ) -> worker_pb2.ListWorkersResponse:
-        response = worker_pb2.ListWorkersResponse()
-        for worker in self.dispatcher.workers():
-            proto = response.workers.add(
-                worker_id=worker.worker_id,
-                instance_id=worker.instance_id,
-                queues=worker.queues,
-                handlers=worker.handlers,
-                slots=worker.slots,
-                busy=worker.busy,
-                draining=worker.draining,
-                sdk=worker.sdk,
-                labels=dict(worker.labels),
-            )
-            _convert.put_time(proto.last_heartbeat_time, worker.last_heartbeat_time_ms)
-        return response
+        workers = [_proto_worker(worker) for worker in self.dispatcher.workers()]
+        if request.with_lost:
+            for worker_id, instance_id, busy in self.dispatcher.lost():
+                workers.append(
+                    worker_pb2.Worker(
+                        worker_id=worker_id, instance_id=instance_id, busy=busy, lost=True
+                    )
+                )
+            workers.sort(key=lambda worker: (worker.worker_id, worker.instance_id))
+        return worker_pb2.ListWorkersResponse(workers=workers)
+
+    async def DrainWorker(  # noqa: N802
+        self, request: worker_pb2.DrainWorkerRequest, context: Any
+    ) -> worker_pb2.DrainWorkerResponse:
+        faults = Faults()
+        _check_name(faults, "worker_id", request.worker_id)
+        if request.instance_id:
+            _check_name(faults, "instance_id", request.instance_id)
+        if len(request.reason) > DRAIN_REASON_LENGTH_MAX:
+            allowed = f"at most {DRAIN_REASON_LENGTH_MAX} characters"
+            faults.expected("reason", f"{len(request.reason)} characters", allowed)
+        admission.request_id(request.request_id, faults)
+        faults.refuse_if_any()
+        reason = request.reason or "somebody asked for it"
+        workers = await drained(
+            self.dispatcher, self.replica.clock, request.worker_id, request.instance_id, reason
+        )
+        return worker_pb2.DrainWorkerResponse(workers=map(_proto_worker, workers))
 
     def leads(self) -> bool:
         """Whether sessions begin here: the node serves as leader and its loops run."""
@@ -290,6 +306,9 @@ class _Stream:
     def cancel(self, run: str, attempt: int, token: int, reason: str) -> None:
         lease = worker_pb2.Lease(run=run, attempt=attempt, fencing_token=token)
         self._send(_Frame(cancel=worker_pb2.Cancel(lease=lease, reason=reason)))
+
+    def drain(self, reason: str) -> None:
+        self._send(_Frame(drain=worker_pb2.Drain(reason=reason)))
 
     def backlog_bytes(self) -> int:
         return self._backlog_bytes
@@ -559,6 +578,22 @@ def _check_checkpoints(frame: worker_pb2.Checkpoints) -> None:
 
 
 # -- frames to values and back ---------------------------------------------------------------------
+
+
+def _proto_worker(worker: WorkerInfo) -> worker_pb2.Worker:
+    proto = worker_pb2.Worker(
+        worker_id=worker.worker_id,
+        instance_id=worker.instance_id,
+        queues=worker.queues,
+        handlers=worker.handlers,
+        slots=worker.slots,
+        busy=worker.busy,
+        draining=worker.draining,
+        sdk=worker.sdk,
+        labels=dict(worker.labels),
+    )
+    _convert.put_time(proto.last_heartbeat_time, worker.last_heartbeat_time_ms)
+    return proto
 
 
 def _session_of(hello: worker_pb2.Hello, *, outlet: _Stream, now_ms: int) -> Session:

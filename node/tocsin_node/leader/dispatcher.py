@@ -70,6 +70,9 @@ class Outlet(Protocol):
     def cancel(self, run: str, attempt: int, token: int, reason: str) -> None:
         """Asks for the end of an attempt."""
 
+    def drain(self, reason: str) -> None:
+        """Asks the worker to take nothing more, to finish and to leave."""
+
     def backlog_bytes(self) -> int:
         """Payload bytes that wait to be sent."""
 
@@ -172,6 +175,10 @@ class Dispatcher:
         self._cancelled: dict[str, int] = {}  # token by run, of what the worker was told to end
         self._changed: dict[str, None] = {}  # runs to look at
         self._inherited: Iterator[str] = iter(())  # held or waiting since before this leader
+        self.session_watchers: set[asyncio.Event] = (
+            set()
+        )  # set when a session comes, goes or drains
+        self.begun_ms = 0  # when this leader began, on the clock that only elapses
         self._wake = Wake()
         self._tasks = Tasks(self._wake)
         self._loop: asyncio.Task[None] | None = None
@@ -205,6 +212,7 @@ class Dispatcher:
             memory.clear()
         self._ready.clear()
         self._later.clear()
+        self.begun_ms = self._replica.clock.elapsed_ms()
         state = self._replica.state
         self._changed = {}
         # Looked at in slices, as changes are. Lists: a dict of as many names takes far longer.
@@ -237,12 +245,18 @@ class Dispatcher:
         self._sessions[session.instance_id] = session
         for run in self._holders.get(session.instance_id, ()):
             self._pass_on_cancel(run, again=True)
+        self._tell_session_watchers()
         self._wake.set()
 
     def detach(self, session: Session) -> None:
         """Forgets a session. Its leases stay until they expire or are renewed by its next one."""
         if self._sessions.get(session.instance_id) is session:
             del self._sessions[session.instance_id]
+            self._tell_session_watchers()
+
+    def _tell_session_watchers(self) -> None:
+        for event in self.session_watchers:
+            event.set()
 
     def _evict(self, instance_id: str) -> None:
         """Ends the session of a worker process that has opened a newer stream."""
@@ -258,8 +272,13 @@ class Dispatcher:
         self._wake.set()
 
     def drain(self, session: Session) -> None:
-        """Gives the session nothing more."""
+        """Gives the session nothing more: its worker says that it drains."""
         session.draining = True
+        self._tell_session_watchers()
+
+    def sessions_of(self, worker_id: str) -> list[Session]:
+        """Of all processes that go by this id."""
+        return [each for each in self._sessions.values() if each.worker_id == worker_id]
 
     def has_room_again(self) -> None:
         """Tells that frames of a session have left, or that it has been heard of again."""
@@ -271,22 +290,32 @@ class Dispatcher:
 
     def workers(self) -> list[WorkerInfo]:
         """The workers with a session, by worker id."""
-        found = [
-            WorkerInfo(
-                session.worker_id,
-                session.instance_id,
-                session.queues,
-                session.handlers,
-                session.slots,
-                len(self._holders.get(session.instance_id, ())),
-                session.last_heartbeat_time_ms,
-                session.draining,
-                session.sdk,
-                session.labels,
-            )
-            for session in self._sessions.values()
-        ]
+        found = [self.info(session) for session in self._sessions.values()]
         return sorted(found, key=lambda worker: (worker.worker_id, worker.instance_id))
+
+    def info(self, session: Session) -> WorkerInfo:
+        """A worker that has a session, as it is now."""
+        return WorkerInfo(
+            session.worker_id,
+            session.instance_id,
+            session.queues,
+            session.handlers,
+            session.slots,
+            len(self._holders.get(session.instance_id, ())),
+            session.last_heartbeat_time_ms,
+            session.draining,
+            session.sdk,
+            session.labels,
+        )
+
+    def lost(self) -> list[tuple[str, str, int]]:
+        """Worker processes with leases and no session: worker id, instance id, leases."""
+        found: list[tuple[str, str, int]] = []
+        for instance_id, held in self._holders.items():
+            run = self._replica.state.runs.get(next(iter(held)))
+            if instance_id not in self._sessions and run is not None and run.lease is not None:
+                found.append((run.lease.worker_id, instance_id, len(held)))
+        return sorted(found)
 
     def oldest_due_time_ms(self) -> int | None:
         """Of the runs that are ready and nobody was given."""
