@@ -311,7 +311,7 @@ class FakeClient:
         return WideChange(matched_count=self.matching, changed_count=self.matching)
 
     def list_queues(
-        self, kind: QueueKind, filter: str = "", *, stale_ok: bool = False
+        self, kind: QueueKind = QueueKind.QUEUE, filter: str = "", *, stale_ok: bool = False
     ) -> Iterator[Queue]:
         self._note("list_queues", kind, filter, stale_ok=stale_ok)
         return iter(queue for queue in self.queues.values() if queue.kind is kind)
@@ -379,7 +379,7 @@ class FakeClient:
             self.calendars[self._full(name)] = replace(found, change=progress(done=done))
         return found
 
-    def list_calendars(self, parent: str = "") -> list[Calendar]:
+    def list_calendars(self, parent: str = "", *, stale_ok: bool = False) -> list[Calendar]:
         self._note("list_calendars", parent)
         return list(self.calendars.values())
 
@@ -395,7 +395,7 @@ class FakeClient:
         )
         return CalendarPreview(stretches=(last,), warnings=("nothing is left",))
 
-    def list_workers(self) -> list[types.WorkerInfo]:
+    def list_workers(self, *, with_lost: bool = False) -> list[types.WorkerInfo]:
         self._note("list_workers")
         return self.workers
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tocsin.cli import _output
+from tocsin.cli import _complete, _output
 from tocsin.cli._duration import INSTANT, in_zone, shown_instant
 from tocsin.cli._json import as_json
 from tocsin.cli._names import parent_of
@@ -33,7 +33,7 @@ FAULT_EXIT_CODE = 4
 
 
 @click.command(short_help="Check that nothing was lost or doubled.")
-@click.argument("name", required=False, default="")
+@click.argument("name", required=False, default="", shell_complete=_complete.jobs)
 @click.option(
     "--from",
     "from_time",
@@ -123,7 +123,7 @@ def _fault_words(fault: AuditFault) -> str:
 
 
 @click.command(short_help="Tell why a job ran at a time, or did not.")
-@click.argument("name", metavar="JOB|RUN")
+@click.argument("name", metavar="JOB|RUN", shell_complete=_complete.jobs)
 @click.argument("time", type=INSTANT, required=False)
 @stale_option
 @global_options

@@ -11,7 +11,7 @@ import click
 
 from tocsin._calendar_file import read_calendar
 from tocsin.calendar import Calendar, CalendarDates, CalendarPreview, CalendarWindow
-from tocsin.cli import _output
+from tocsin.cli import _complete, _output
 from tocsin.cli._duration import INSTANT, in_zone, shown_instant
 from tocsin.cli._files import BadInput, read_text
 from tocsin.cli._json import as_json
@@ -116,7 +116,7 @@ def _wait(client: Client, stored: Calendar) -> Calendar:
 
 
 @calendar.command("list", short_help="List calendars.")
-@click.argument("namespace", default="")
+@click.argument("namespace", default="", shell_complete=_complete.namespaces)
 @global_options
 @pass_settings
 def list_(settings: Settings, /, *, namespace: str) -> None:
@@ -146,7 +146,7 @@ def list_(settings: Settings, /, *, namespace: str) -> None:
 
 
 @calendar.command(short_help="Show a calendar.")
-@click.argument("name")
+@click.argument("name", shell_complete=_complete.calendars)
 @global_options
 @pass_settings
 def get(settings: Settings, /, *, name: str) -> None:
@@ -164,7 +164,9 @@ def get(settings: Settings, /, *, name: str) -> None:
 
 
 @calendar.command(short_help="Delete calendars.")
-@click.argument("names", nargs=-1, required=True, metavar="NAME...")
+@click.argument(
+    "names", nargs=-1, required=True, metavar="NAME...", shell_complete=_complete.calendars
+)
 @global_options
 @pass_settings
 def delete(settings: Settings, /, *, names: Sequence[str]) -> None:
@@ -181,7 +183,7 @@ def delete(settings: Settings, /, *, names: Sequence[str]) -> None:
 
 
 @calendar.command(short_help="Show what a calendar excludes.")
-@click.argument("name", required=False)
+@click.argument("name", required=False, shell_complete=_complete.calendars)
 @click.option(
     "-f", "--file", metavar="FILE", help="A calendar to try, from this file; - reads stdin."
 )

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from tocsin.cli import _output
+from tocsin.cli import _complete, _output
 from tocsin.cli._json import as_json
 from tocsin.cli._options import Settings, global_options, pass_settings
 from tocsin.errors import ApiError, NoLeader, Unavailable
@@ -188,7 +188,7 @@ def leader() -> None:
 
 
 @leader.command(short_help="Make another node the leader.")
-@click.argument("node", required=False, default="")
+@click.argument("node", required=False, default="", shell_complete=_complete.nodes)
 @global_options
 @pass_settings
 def transfer(settings: Settings, /, *, node: str) -> None:
@@ -224,7 +224,7 @@ def clock() -> None:
 
 
 @clock.command(short_help="Take one node's wall clock for cluster time.")
-@click.argument("node_id", metavar="NODE")
+@click.argument("node_id", metavar="NODE", shell_complete=_complete.nodes)
 @global_options
 @pass_settings
 def trust(settings: Settings, node_id: str) -> None:

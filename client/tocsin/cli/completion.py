@@ -1,4 +1,4 @@
-"""`tocsin completion`: a script by which a shell completes commands and options."""
+"""`tocsin completion`: a script by which a shell completes commands, options and names."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ VARIABLE = "_TOCSIN_COMPLETE"
 @click.argument("shell", type=click.Choice(SHELLS))
 def completion(shell: str) -> None:
     """Print a script that makes SHELL complete commands, options and their values.
+
+    Names of jobs, runs, queues, calendars, workers and nodes are asked of the cluster that the line
+    means; if it does not answer within a second, none are offered.
 
     \b
     Examples:

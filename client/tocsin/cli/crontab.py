@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tocsin.cli import _output
+from tocsin.cli import _complete, _output
 from tocsin.cli._duration import known_zone
 from tocsin.cli._files import read_text
 from tocsin.cli._options import Settings, global_options, pass_settings
@@ -80,7 +80,13 @@ class _Step:
     "[default: you]",
 )
 @click.option("--namespace", default="default", show_default=True, help="Of the jobs.")
-@click.option("--queue", default="", metavar="NAME", help="Of the jobs.  [default: default]")
+@click.option(
+    "--queue",
+    default="",
+    metavar="NAME",
+    shell_complete=_complete.queues,
+    help="Of the jobs.  [default: default]",
+)
 @click.option("--prune", is_flag=True, help="Delete jobs of lines that are no longer in the file.")
 @click.option("--strict", is_flag=True, help="If any line is refused, import none and exit with 4.")
 @global_options

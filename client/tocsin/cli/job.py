@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import click
 
 from tocsin.calendar import OnExcluded
-from tocsin.cli import _output
+from tocsin.cli import _complete, _output
 from tocsin.cli._duration import DURATION, INSTANT, in_zone, shown_duration, shown_instant
 from tocsin.cli._job_files import apply, diff
 from tocsin.cli._job_history import audit, explain
@@ -141,6 +141,7 @@ def exclusion_options(function: Callable[..., Any]) -> Callable[..., Any]:
             "--exclude",
             multiple=True,
             metavar="CALENDAR",
+            shell_complete=_complete.calendars,
             help="Do not run at times that this calendar excludes; see tocsin calendar.  "
             "[repeatable]",
         ),
@@ -202,7 +203,7 @@ def schedules_of(options: Mapping[str, Any]) -> list[Schedule]:
 
 
 @job.command(short_help="Define a job, or change one.")
-@click.argument("name")
+@click.argument("name", shell_complete=_complete.jobs)
 @schedule_options
 @click.option("--command", metavar="COMMAND", help="Shell command to run, by tocsin worker shell.")
 @click.option("--shell", metavar="PATH", help="Shell for --command.  [default: /bin/sh]")
@@ -214,7 +215,12 @@ def schedules_of(options: Mapping[str, Any]) -> list[Schedule]:
     help="Variable for --command.  [repeatable]",
 )
 @click.option("--cwd", metavar="PATH", help="Folder for --command.  [default: the worker's home]")
-@click.option("--handler", metavar="NAME", help="Name of the code that your own worker runs.")
+@click.option(
+    "--handler",
+    metavar="NAME",
+    shell_complete=_complete.handlers,
+    help="Name of the code that your own worker runs.",
+)
 @click.option(
     "--payload",
     type=PAYLOAD,
@@ -222,7 +228,12 @@ def schedules_of(options: Mapping[str, Any]) -> list[Schedule]:
     help="What the handler gets: keyword arguments as a JSON object; @- reads stdin.",
 )
 @click.option("--content-type", metavar="TYPE", help="Of a --payload that is not JSON.")
-@click.option("--queue", metavar="NAME", help="Queue that its runs wait in.  [default: default]")
+@click.option(
+    "--queue",
+    metavar="NAME",
+    shell_complete=_complete.queues,
+    help="Queue that its runs wait in.  [default: default]",
+)
 @click.option("--priority", type=click.IntRange(0, 9), help="0 (low) to 9 (high).  [default: 5]")
 @click.option(
     "--overlap",
@@ -319,6 +330,7 @@ def schedules_of(options: Mapping[str, Any]) -> list[Schedule]:
     "after",
     multiple=True,
     metavar="JOB[:CONDITION]",
+    shell_complete=_complete.jobs,
     help="Run after each run of JOB that ended in success (default), failure or any.  [repeatable]",
 )
 @exclusion_options
@@ -462,7 +474,7 @@ def _work(options: Mapping[str, Any]) -> tuple[str, bytes]:
 
 
 @job.command("list", short_help="List jobs.")
-@click.argument("namespace", default="")
+@click.argument("namespace", default="", shell_complete=_complete.namespaces)
 @click.option(
     "--filter",
     "filter_",
@@ -522,7 +534,7 @@ def _show_jobs(settings: Settings, jobs: Sequence[Job]) -> None:
 
 
 @job.command(short_help="Show a job.")
-@click.argument("name")
+@click.argument("name", shell_complete=_complete.jobs)
 @stale_option
 @global_options
 @pass_settings
@@ -656,7 +668,7 @@ def _shown_payload(job: Job) -> str:
 
 
 @job.command(short_help="Delete jobs.")
-@click.argument("names", nargs=-1, required=True, metavar="NAME...")
+@click.argument("names", nargs=-1, required=True, metavar="NAME...", shell_complete=_complete.jobs)
 @click.option("--cancel-running", is_flag=True, help="Cancel what waits or runs; else refused.")
 @global_options
 @pass_settings
@@ -675,7 +687,7 @@ def delete(settings: Settings, /, *, names: Sequence[str], cancel_running: bool)
 
 
 @job.command(short_help="Stop firing a job for a while.")
-@click.argument("name")
+@click.argument("name", shell_complete=_complete.jobs)
 @click.option("--note", default="", help="Who and why, shown with the job.")
 @global_options
 @pass_settings
@@ -691,7 +703,7 @@ def pause(settings: Settings, /, *, name: str, note: str) -> None:
 
 
 @job.command(short_help="Go on firing a job.")
-@click.argument("name")
+@click.argument("name", shell_complete=_complete.jobs)
 @global_options
 @pass_settings
 def resume(settings: Settings, /, *, name: str) -> None:
@@ -715,7 +727,7 @@ def _show_change(settings: Settings, job: Job, verb: str) -> None:
 
 
 @job.command(short_help="Run a job now.")
-@click.argument("name")
+@click.argument("name", shell_complete=_complete.jobs)
 @click.option(
     "--payload",
     type=PAYLOAD,
@@ -773,7 +785,7 @@ def trigger(
 
 
 @job.command(short_help="Show when a schedule fires.")
-@click.argument("name", required=False)
+@click.argument("name", required=False, shell_complete=_complete.jobs)
 @schedule_options
 @exclusion_options
 @click.option(
@@ -852,7 +864,7 @@ def _print_preview(preview: Preview) -> None:
 
 
 @job.command(short_help="Show what became of a job's times.")
-@click.argument("name")
+@click.argument("name", shell_complete=_complete.jobs)
 @click.option(
     "--from",
     "from_time",

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import click
 
-from tocsin.cli import _output
+from tocsin.cli import _complete, _output
 from tocsin.cli._duration import ParamType, shown_duration
 from tocsin.cli._json import as_json
 from tocsin.cli._options import Settings, global_options, pass_settings, stale_option
@@ -72,6 +72,7 @@ def namespace() -> None:
 
 def _add_commands(group: click.Group, kind: QueueKind) -> None:
     noun = kind.lower()
+    names_of = _complete.queues if kind is QueueKind.QUEUE else _complete.limited_namespaces
 
     @group.command("list", short_help=f"List {noun}s.")
     @click.option(
@@ -115,7 +116,7 @@ def _add_commands(group: click.Group, kind: QueueKind) -> None:
     )
 
     @group.command(short_help=f"Show a {noun}.")
-    @click.argument("name")
+    @click.argument("name", shell_complete=names_of)
     @stale_option
     @global_options
     @pass_settings
@@ -132,7 +133,7 @@ def _add_commands(group: click.Group, kind: QueueKind) -> None:
     )
 
     @group.command("set", short_help=f"Set the limits of a {noun}.")
-    @click.argument("name")
+    @click.argument("name", shell_complete=names_of)
     @click.option(
         "--max-concurrent",
         type=click.IntRange(0, 1_000_000),
@@ -190,7 +191,7 @@ def _add_commands(group: click.Group, kind: QueueKind) -> None:
     )
 
     @group.command(short_help=f"Give out nothing of a {noun} for a while.")
-    @click.argument("name")
+    @click.argument("name", shell_complete=names_of)
     @click.option("--note", default="", help="Who and why, shown with all that waits.")
     @global_options
     @pass_settings
@@ -205,7 +206,7 @@ def _add_commands(group: click.Group, kind: QueueKind) -> None:
     )
 
     @group.command(short_help=f"Give out the runs of a {noun} again.")
-    @click.argument("name")
+    @click.argument("name", shell_complete=names_of)
     @global_options
     @pass_settings
     def resume(settings: Settings, /, *, name: str) -> None:
@@ -219,7 +220,7 @@ def _add_commands(group: click.Group, kind: QueueKind) -> None:
     )
 
     @group.command(short_help=f"Remove the limits of {noun}s.")
-    @click.argument("names", nargs=-1, required=True, metavar="NAME...")
+    @click.argument("names", nargs=-1, required=True, metavar="NAME...", shell_complete=names_of)
     @global_options
     @pass_settings
     def delete(settings: Settings, /, *, names: Sequence[str]) -> None:

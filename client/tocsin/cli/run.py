@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import click
 
-from tocsin.cli import _output
+from tocsin.cli import _complete, _output
 from tocsin.cli._duration import DURATION, shown_elapsed, shown_instant
 from tocsin.cli._json import as_json
 from tocsin.cli._names import check_exists, parent_of
@@ -51,10 +51,12 @@ def run() -> None:
 
 
 @run.command("list", short_help="List runs, newest first.")
-@click.argument("job", default="")
+@click.argument("job", default="", shell_complete=_complete.jobs)
 @click.option("--state", type=_STATES, help="Only runs in this state.")
 @click.option("--cause", type=_CAUSES, help="Only runs made by this.")
-@click.option("--queue", metavar="NAME", help="Only runs of this queue.")
+@click.option(
+    "--queue", metavar="NAME", shell_complete=_complete.queues, help="Only runs of this queue."
+)
 @click.option(
     "--filter",
     "filter_",
@@ -135,7 +137,7 @@ def _last(run: Run, field: str) -> str:
 
 
 @run.command(short_help="Show a run and its attempts.")
-@click.argument("name", metavar="RUN")
+@click.argument("name", metavar="RUN", shell_complete=_complete.runs)
 @stale_option
 @global_options
 @pass_settings
@@ -154,7 +156,7 @@ def get(settings: Settings, /, *, name: str, stale: bool) -> None:
 
 
 @run.command("output", short_help="Print what a run printed.")
-@click.argument("name", metavar="RUN")
+@click.argument("name", metavar="RUN", shell_complete=_complete.runs)
 @stale_option
 @global_options
 @pass_settings
@@ -192,7 +194,7 @@ def output_(settings: Settings, /, *, name: str, stale: bool) -> None:
 
 
 @run.command(short_help="Follow runs as they change.")
-@click.argument("job", default="")
+@click.argument("job", default="", shell_complete=_complete.jobs)
 @click.option("--state", type=_STATES, help="Only runs in this state.")
 @click.option(
     "--filter",
@@ -279,7 +281,7 @@ def _print_change(settings: Settings, run: Run) -> None:
 
 
 @run.command(short_help="Wait for the end of a run.")
-@click.argument("name", metavar="RUN")
+@click.argument("name", metavar="RUN", shell_complete=_complete.runs)
 @click.option(
     "--timeout",
     type=DURATION,
@@ -310,7 +312,7 @@ def wait(
     ctx.exit(exit_code(ended))
 
 
-_NAMES = click.argument("names", nargs=-1, metavar="[RUN...]")
+_NAMES = click.argument("names", nargs=-1, metavar="[RUN...]", shell_complete=_complete.runs)
 
 
 def _wide_options(function: Function) -> Function:
@@ -327,6 +329,7 @@ def _wide_options(function: Function) -> Function:
             "--job",
             default="",
             metavar="JOB",
+            shell_complete=_complete.jobs,
             help="With --filter: of this job, or of a namespace written with a slash at its end.",
         ),
         click.option("--dry-run", is_flag=True, help="Say what would be changed; change nothing."),

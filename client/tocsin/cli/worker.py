@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tocsin.cli import _output
+from tocsin.cli import _complete, _output
 from tocsin.cli._duration import DURATION, shown_instant
 from tocsin.cli._files import READABLE_FILE
 from tocsin.cli._json import as_json
@@ -61,6 +61,7 @@ def worker() -> None:
     multiple=True,
     metavar="NAME",
     callback=_encodable,
+    shell_complete=_complete.queues,
     help="Take runs from this queue.  [repeatable; default: default]",
 )
 @click.option(
@@ -116,6 +117,7 @@ def shell(
     multiple=True,
     metavar="NAME",
     callback=_encodable,
+    shell_complete=_complete.queues,
     help="Take runs from this queue.  [repeatable; default: default]",
 )
 @click.option(
@@ -237,7 +239,14 @@ def list_(settings: Settings) -> None:
 
 
 @worker.command(short_help="Have workers finish what they do, and end.")
-@click.argument("workers", nargs=-1, required=True, metavar="WORKER...", callback=_encodable)
+@click.argument(
+    "workers",
+    nargs=-1,
+    required=True,
+    metavar="WORKER...",
+    callback=_encodable,
+    shell_complete=_complete.workers,
+)
 @click.option("--instance", metavar="ID", help="Only this process of the worker.")
 @click.option("--reason", default="", metavar="TEXT", help="For the worker's log.")
 @click.option("--wait", is_flag=True, help="Return when they are gone, with all runs reported.")
