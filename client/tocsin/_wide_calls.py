@@ -107,7 +107,9 @@ async def _to_the_end(ask: Callable[[], Awaitable[Any]], progress: Progress | No
     while True:
         response = await ask()
         change = WideChange(
-            matched_count=response.matched_count, changed_count=response.changed_count
+            matched_count=response.matched_count,
+            changed_count=response.changed_count,
+            matched_jobs={each.job: each.run_count for each in response.matched_jobs},
         )
         if not response.in_progress:
             return change

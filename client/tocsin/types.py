@@ -422,10 +422,13 @@ class WideChange:
     Attributes:
         matched_count: runs that matched.
         changed_count: of these, runs that were changed; 0 where they were only counted.
+        matched_jobs: where they were only counted: how many of each job, most first; 100 jobs at
+            most.
     """
 
     matched_count: int
     changed_count: int
+    matched_jobs: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -99,6 +99,9 @@ async def test_a_filter_is_counted_first_and_then_done_in_slices(
     wide = {"parent": "pay", "filter": "queue=slow label.team=pay state=PENDING"}
     counted = await cancel(one, validate_only=True, request_id="", **wide)
     assert (counted.matched_count, counted.changed_count) == (230, 0)
+    both = await cancel(one, validate_only=True, request_id="", parent="pay", filter="*")
+    told = [(each.job, each.run_count) for each in both.matched_jobs]
+    assert told == [("pay/a", 230), ("pay/b", 3)]
     assert set(states(cluster, mine)) == {"PENDING"}
     answer = await to_the_end(cancel, one, request_id="wide", reason="wrong data", **wide)
     assert (answer.matched_count, answer.changed_count) == (230, 230)

@@ -305,7 +305,8 @@ class FakeClient:
         progress: Callable[[WideChange], None] | None = None,
     ) -> WideChange:
         if validate_only:
-            return WideChange(matched_count=self.matching, changed_count=0)
+            jobs = {"prod/a": self.matching - 4, "prod/b": 3} if self.matching > 4 else {}
+            return WideChange(matched_count=self.matching, changed_count=0, matched_jobs=jobs)
         if progress is not None and self.matching > 1:
             progress(WideChange(matched_count=1, changed_count=1))
         return WideChange(matched_count=self.matching, changed_count=self.matching)

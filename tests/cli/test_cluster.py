@@ -100,6 +100,19 @@ def test_clocks_zones_and_alarms_are_the_leader_s_to_tell(
     assert lines[-1] == "ALARM: node n1: its wall clock is off"
 
 
+def test_status_counts_what_somebody_has_to_look_at(tocsin: Tocsin, client: FakeClient) -> None:
+    client.statuses = {node: make_status(node, "n2") for node in ("n1", "n2", "n3")}
+    quiet = "1 job, 0 active runs, 0 workers, no alerts, no dead letters"
+    assert quiet in tocsin("cluster", "status").stdout.splitlines()
+    leader = replace(client.statuses["n2"], alert_count=1, dead_letter_count=12, worker_count=1)
+    client.statuses["n2"] = leader  # the others may lag
+    loud = (
+        "1 job, 0 active runs, 1 worker, 1 alert (tocsin job list --filter alert=true), "
+        "12 dead letters (tocsin run list --state failed)"
+    )
+    assert loud in tocsin("cluster", "status").stdout.splitlines()
+
+
 def test_one_clock_can_be_trusted(tocsin: Tocsin, client: FakeClient) -> None:
     result = tocsin("cluster", "clock", "trust", "n2")
     assert result.exit_code == 0
@@ -232,7 +245,7 @@ def test_status_says_what_may_have_been_in_flight_when_the_cluster_was_restored(
     )
     client.statuses["n2"] = replace(client.statuses["n2"], restored=restored, rejoining=True)
     lines = tocsin("cluster", "status").stdout.splitlines()
-    assert "12 runs were possibly in flight" in lines[6]
+    assert "12 runs were possibly in flight" in lines[7]
     assert "  default/j/0" in lines
     assert lines[2].split()[:2] == ["n2", "rejoining"]
     assert lines[-1] == "  and 2 more: tocsin cluster status -o json"

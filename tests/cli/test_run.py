@@ -123,13 +123,30 @@ def test_time_between_an_end_and_a_retry_by_hand_is_not_counted(
     client.runs = [run]
     assert "  2.00s" in tocsin("run", "list").stdout.splitlines()[1]
     shown = tocsin("run", "get", run.name).stdout
-    assert "1 of 3, retried by hand 1 time\n" in shown
+    assert "1 of 3 since it was retried by hand (1 time)\n" in shown
     assert [line.split("  ")[0].strip() for line in shown.splitlines()[-2:]] != ["1", "1"]
-    assert shown.splitlines()[-1].startswith("1, by hand")
+    assert shown.splitlines()[-1].startswith("2 (1 by hand)")
     # Retried, and not begun again.
     client.runs = [replace(run, attempts=(first,), attempt_count=0)]
     assert "10800" not in tocsin("run", "list").stdout
     assert "3h" not in tocsin("run", "list").stdout
+
+
+def test_attempts_are_counted_on_through_retries_by_hand(
+    tocsin: Tocsin, client: FakeClient
+) -> None:
+    base = replace(make_run().attempts[0], outcome=AttemptOutcome.FAILED, end_time=NOON)
+    attempts = tuple(replace(base, number=number) for number in (1, 2, 3, 1, 2, 1))
+    client.runs = [make_run(attempts=attempts, hand_retry_count=2)]
+    lines = tocsin("run", "get", client.runs[0].name).stdout.splitlines()[-6:]
+    assert [line.split("  ")[0].strip() for line in (line.strip() for line in lines)] == [
+        "1",
+        "2",
+        "3",
+        "4 (1 by hand)",
+        "5 (2 by hand)",
+        "6 (1 by hand)",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -214,11 +231,20 @@ def test_a_wide_change_is_counted_first_and_needs_yes(tocsin: Tocsin, client: Fa
     client.matching = 214
     wide = ("run", "cancel", "--filter", "state=PENDING", "--job", "prod/", "--reason", "bad")
     counted = tocsin(*wide, "--dry-run")
-    assert (counted.exit_code, counted.stdout) == (0, "would cancel 214 runs\n")
+    assert counted.exit_code == 0
+    assert counted.stdout.splitlines() == [
+        "would cancel 214 runs",
+        "  210  prod/a",
+        "    3  prod/b",
+        "    1  of other jobs",
+    ]
+    as_json = json.loads(tocsin(*wide, "--dry-run", "-o", "json").stdout)
+    assert as_json["matchedJobs"][1] == {"job": "prod/b", "runCount": "3"}
     refused = tocsin(*wide)
     assert refused.exit_code == 2
     assert "--yes" in refused.stderr
     assert [options for _, options in client.asked("cancel_matching")] == [
+        {"validate_only": True},
         {"validate_only": True},
         {"validate_only": True},
     ]

@@ -109,13 +109,19 @@ def _begins(attempts: Sequence[Attempt]) -> list[int]:
 
 
 def _numbers(attempts: Sequence[Attempt]) -> list[str]:
-    """The attempts' numbers; those after a retry by hand, which start at 1 again, say so."""
-    begins = _begins(attempts)
-    again_from = begins[1] if len(begins) > 1 else len(attempts)
-    return [
-        f"{attempt.number}, by hand" if at >= again_from else str(attempt.number)
-        for at, attempt in enumerate(attempts)
-    ]
+    """The attempts counted on through retries by hand, after each of which the cluster counts anew.
+
+    Those say so, with the number that the handler and the retry policy go by.
+    """
+    begins = set(_begins(attempts)[1:])
+    numbers: list[str] = []
+    before = 0  # attempts before the newest retry by hand
+    for at, attempt in enumerate(attempts):
+        if at in begins:
+            before += attempts[at - 1].number
+        words = f"{attempt.number} by hand" if before else ""
+        numbers.append(f"{before + attempt.number} ({words})" if words else str(attempt.number))
+    return numbers
 
 
 def output_of(run: Run) -> tuple[str | None, dict[str, Any]]:
@@ -148,7 +154,7 @@ def _result_fields(run: Run) -> list[tuple[str, str | list[str]]]:
 
 def _attempts(run: Run) -> str:
     times = "1 time" if run.hand_retry_count == 1 else f"{run.hand_retry_count} times"
-    again = f", retried by hand {times}" if run.hand_retry_count else ""
+    again = f" since it was retried by hand ({times})" if run.hand_retry_count else ""
     return f"{run.attempt_count} of {run.max_attempts}{again}"
 
 

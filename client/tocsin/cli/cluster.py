@@ -342,6 +342,7 @@ def _print_nodes(nodes: list[Node], answers: list[ClusterStatus], leader: str) -
     )
     click.echo(quorum_words(sum(node.status is not None for node in nodes), len(nodes)))
     teller = _teller(nodes, leader)
+    click.echo(_work_words(teller))
     click.echo(_clock_words(teller))
     for alarm in teller.alarms:
         click.echo(f"ALARM: {_output.safe(alarm)}")
@@ -377,6 +378,31 @@ def _fit_words(member: Member | None) -> str:
     if member is None or not member.tzdata_version:
         return "-"
     return "NO" if member.unfit_reasons else "yes"
+
+
+def _work_words(status: ClusterStatus) -> str:
+    """What there is, and what somebody has to look at, with the command that shows it."""
+    words = [
+        _counted(status.job_count, "job"),
+        _counted(status.active_run_count, "active run"),
+        _counted(status.worker_count, "worker"),
+    ]
+    if status.alert_count:
+        words.append(
+            f"{_counted(status.alert_count, 'alert')} (tocsin job list --filter alert=true)"
+        )
+    else:
+        words.append("no alerts")
+    if status.dead_letter_count:
+        letters = _counted(status.dead_letter_count, "dead letter")
+        words.append(f"{letters} (tocsin run list --state failed)")
+    else:
+        words.append("no dead letters")
+    return ", ".join(words)
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def _clock_words(status: ClusterStatus) -> str:

@@ -458,13 +458,21 @@ def _sweep(
     """Counts what would be changed, asks if there is more than one, and changes it."""
 
     def show(result: WideChange, text: str) -> None:
-        data = {
+        data: dict[str, Any] = {
             "matchedCount": str(result.matched_count),
             "changedCount": str(result.changed_count),
         }
-        _output.show_object(
-            settings, lambda: data, name=str(result.changed_count), text=lambda: click.echo(text)
-        )
+        if dry_run:
+            data["matchedJobs"] = [
+                {"job": job, "runCount": str(count)} for job, count in result.matched_jobs.items()
+            ]
+
+        def tell() -> None:
+            click.echo(text)
+            if dry_run:
+                _tell_jobs(result)
+
+        _output.show_object(settings, lambda: data, name=str(result.changed_count), text=tell)
 
     with settings.client() as client:
         if dry_run or not yes:
@@ -483,6 +491,16 @@ def _sweep(
             check_exists(client, parent)
     left = result.matched_count - result.changed_count
     show(result, f"{done} {_runs(result.changed_count)}" + (f", {left} refused" if left else ""))
+
+
+def _tell_jobs(found: WideChange) -> None:
+    """Whose runs these are, a line for each job."""
+    width = max((len(str(count)) for count in found.matched_jobs.values()), default=0)
+    for job, count in found.matched_jobs.items():
+        click.echo(f"  {count:>{width}}  {_output.safe(job)}")
+    rest = found.matched_count - sum(found.matched_jobs.values())
+    if rest and found.matched_jobs:
+        click.echo(f"  {rest:>{width}}  of other jobs")
 
 
 def _confirm(question: str) -> None:

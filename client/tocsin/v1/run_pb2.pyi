@@ -507,6 +507,7 @@ class CancelRunsResponse(_message.Message):
     MATCHED_COUNT_FIELD_NUMBER: _builtins.int
     CHANGED_COUNT_FIELD_NUMBER: _builtins.int
     IN_PROGRESS_FIELD_NUMBER: _builtins.int
+    MATCHED_JOBS_FIELD_NUMBER: _builtins.int
     matched_count: _builtins.int
     """For a filter, so far: runs that matched."""
     changed_count: _builtins.int
@@ -520,6 +521,10 @@ class CancelRunsResponse(_message.Message):
     def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___ItemResult]:
         """One for each name asked, in order; none for a filter."""
 
+    @_builtins.property
+    def matched_jobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___MatchedJob]:
+        """With `validate_only` and a filter: whose runs matched, those with most first; at most 100 jobs."""
+
     def __init__(
         self,
         *,
@@ -527,14 +532,41 @@ class CancelRunsResponse(_message.Message):
         matched_count: _builtins.int = ...,
         changed_count: _builtins.int = ...,
         in_progress: _builtins.bool = ...,
+        matched_jobs: _abc.Iterable[Global___MatchedJob] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["changed_count", b"changed_count", "in_progress", b"in_progress", "matched_count", b"matched_count", "results", b"results"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changed_count", b"changed_count", "in_progress", b"in_progress", "matched_count", b"matched_count", "matched_jobs", b"matched_jobs", "results", b"results"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CancelRunsResponse: _TypeAlias = CancelRunsResponse  # noqa: Y015
+
+@_typing.final
+class MatchedJob(_message.Message):
+    """How many runs of one job a filter matches."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_FIELD_NUMBER: _builtins.int
+    RUN_COUNT_FIELD_NUMBER: _builtins.int
+    job: _builtins.str
+    """`{namespace}/{job}`."""
+    run_count: _builtins.int
+    """At least 1."""
+    def __init__(
+        self,
+        *,
+        job: _builtins.str = ...,
+        run_count: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "run_count", b"run_count"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MatchedJob: _TypeAlias = MatchedJob  # noqa: Y015
 
 @_typing.final
 class RetryRunsRequest(_message.Message):
@@ -584,6 +616,7 @@ class RetryRunsResponse(_message.Message):
     MATCHED_COUNT_FIELD_NUMBER: _builtins.int
     CHANGED_COUNT_FIELD_NUMBER: _builtins.int
     IN_PROGRESS_FIELD_NUMBER: _builtins.int
+    MATCHED_JOBS_FIELD_NUMBER: _builtins.int
     matched_count: _builtins.int
     """See CancelRunsResponse."""
     changed_count: _builtins.int
@@ -594,6 +627,10 @@ class RetryRunsResponse(_message.Message):
     def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___ItemResult]:
         """See CancelRunsResponse."""
 
+    @_builtins.property
+    def matched_jobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___MatchedJob]:
+        """See CancelRunsResponse."""
+
     def __init__(
         self,
         *,
@@ -601,10 +638,11 @@ class RetryRunsResponse(_message.Message):
         matched_count: _builtins.int = ...,
         changed_count: _builtins.int = ...,
         in_progress: _builtins.bool = ...,
+        matched_jobs: _abc.Iterable[Global___MatchedJob] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["changed_count", b"changed_count", "in_progress", b"in_progress", "matched_count", b"matched_count", "results", b"results"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changed_count", b"changed_count", "in_progress", b"in_progress", "matched_count", b"matched_count", "matched_jobs", b"matched_jobs", "results", b"results"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

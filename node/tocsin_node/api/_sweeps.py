@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -80,10 +81,10 @@ class Sweeps:
         done, _ = await asyncio.wait({task}, timeout=min(ANSWER_WITHIN_S, timeout / 2))
         return task.result() if done else self._so_far(key)
 
-    async def count(self, wide: Wide) -> int:
-        """How many runs a request would concern."""
+    async def count(self, wide: Wide) -> Counter[str]:
+        """How many runs of each job a request would concern."""
         index = self._replica.state.index + 1
-        return len(await self._matching(wide, index))
+        return Counter(name.rpartition("/")[0] for name in await self._matching(wide, index))
 
     async def _sweep(self, key: RequestKey, wide: Wide) -> Sweep:
         known = self._replica.state.requests.get(key.id)

@@ -47,6 +47,7 @@ COALESCE_S = 0.02
 PIECE_RUNS = 10_000  # names that a watch holds at a time
 FRAME_RUNS = 500
 WATCHES_MAX = 1_000
+JOBS_TOLD_MAX = 100  # of those that a filter matches runs of
 
 _ChangeRequest = run_pb2.CancelRunsRequest | run_pb2.RetryRunsRequest
 
@@ -231,7 +232,14 @@ class RunService(run_pb2_grpc.RunServiceServicer):
         faults.refuse_if_any()
         await self._fresh(False, context)
         if request.validate_only:
-            return {"matched_count": await self._sweeps.count(wide)}
+            by_job = await self._sweeps.count(wide)
+            most = sorted(by_job.items(), key=lambda item: (-item[1], item[0]))[:JOBS_TOLD_MAX]
+            return {
+                "matched_count": by_job.total(),
+                "matched_jobs": [
+                    run_pb2.MatchedJob(job=job, run_count=count) for job, count in most
+                ],
+            }
         key = self._key(request.request_id, body)
         swept = await self._sweeps.change(key, wide, timeout=timeout_s(context))
         return {
