@@ -85,6 +85,23 @@ def test_an_unknown_write_may_count_later_or_never_but_not_both() -> None:
     assert linear.explain([*lost, *back]) is not None
 
 
+def test_a_long_history_with_lost_answers_is_decided() -> None:
+    ops = [_op("create", "v0", 0, 5)]
+    for number in range(1, 10_000):
+        lost = number % 500 == 0
+        start = number * 10
+        answer = Answer.UNKNOWN if lost else Answer.OK
+        ops.append(_op("apply", f"v{number}", start, None if lost else start + 5, answer))
+    assert linear.explain(ops) is None
+    assert linear.explain([*ops[:1200], _op("get", "v7", 100_000, 100_001)]) is not None
+
+
+def test_what_cannot_be_decided_is_not_let_through(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linear, "STEPS_MAX", 10)
+    said = [str(broken) for broken in judge(Toy(1).play()).broken]
+    assert any("too many at once" in what for what in said)
+
+
 def test_a_deleted_job_is_not_read() -> None:
     ops = [_op("create", "a", 0, 10), _op("delete", None, 11, 20)]
     assert linear.explain([*ops, _op("get", None, 21, 22)]) is None

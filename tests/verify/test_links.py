@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import subprocess
 import sys
@@ -92,3 +93,35 @@ def test_orders_make_a_disk_fail(tmp_path: Path) -> None:
     assert synced().returncode == 0
     orders.fail_disk(5)
     assert "OSError: [Errno 5]" in synced().stderr
+
+
+def test_orders_fill_a_disk_but_leave_what_has_its_room(tmp_path: Path) -> None:
+    orders = preload.Orders(preload.build(tmp_path), tmp_path / "orders")
+    use = (
+        "import os, sys\n"
+        "old = os.open(sys.argv[1], os.O_RDWR)\n"
+        "print(os.pwrite(old, b'x', 0), os.statvfs(sys.argv[2]).f_bavail)\n"
+        "for more in (lambda: os.posix_fallocate(old, 0, 1 << 16), lambda: os.write(old, b'x')):\n"
+        "    try:\n"
+        "        more()\n"
+        "    except OSError as error:\n"
+        "        print(error.errno)\n"
+    )
+    (tmp_path / "file").write_bytes(bytes(4096))
+
+    def told() -> list[str]:
+        return subprocess.run(
+            [sys.executable, "-c", use, str(tmp_path / "file"), str(tmp_path)],
+            env=os.environ | orders.environment,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+            check=True,
+        ).stdout.split()
+
+    written, room, *failed = told()
+    assert written == "1"
+    assert int(room) > 0
+    assert failed == []
+    orders.fill_disk(True)
+    assert told() == ["1", "0", str(errno.ENOSPC), str(errno.ENOSPC)]

@@ -312,7 +312,10 @@ def reads_see_writes(history: History) -> Iterator[str]:
     for op in history.operations:
         by_job[op.job].append(op)
     for job, ops in by_job.items():
-        fault = linear.explain(ops)
+        try:
+            fault = linear.explain(ops)
+        except linear.SearchTooLong as undecided:
+            fault = str(undecided)
         if fault:
             yield f"{job}: {fault}"
 

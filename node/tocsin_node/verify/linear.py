@@ -45,6 +45,7 @@ def explain(operations: Sequence[Operation]) -> str | None:
     )
     ends = [_NEVER if op.answer is Answer.UNKNOWN or op.end_ms is None else op.end_ms for op in ops]
     needed = sum(1 << i for i, end in enumerate(ends) if end != _NEVER)
+    everything = (1 << len(ops)) - 1
     seen: set[tuple[int, _State]] = set()
     stack: list[tuple[int, _State]] = [(0, _State())]
     furthest = 0
@@ -57,16 +58,22 @@ def explain(operations: Sequence[Operation]) -> str | None:
             continue
         seen.add((done, state))
         furthest = max(furthest, done, key=lambda bits: (bits & needed).bit_count())
-        open_ends = min(ends[i] for i in range(len(ops)) if not done >> i & 1)
-        for i, op in enumerate(ops):
+        open_ends = _NEVER
+        # Only what is not done is looked at: a long history is one with much done.
+        left = everything & ~done
+        may_be_next: list[int] = []
+        while left:
+            i = (left & -left).bit_length() - 1
+            left &= left - 1
             steps += 1
             if steps > STEPS_MAX:
                 raise SearchTooLong(f"{ops[0].job}: {len(ops)} operations, too many at once")
-            if done >> i & 1:
-                continue
-            if op.start_ms > open_ends:
+            if ops[i].start_ms > open_ends:
                 break  # one that is still open had ended before this began; so for all after it
-            after = _apply(state, op)
+            open_ends = min(open_ends, ends[i])
+            may_be_next.append(i)
+        for i in may_be_next:
+            after = _apply(state, ops[i]) if ops[i].start_ms <= open_ends else None
             if after is not None:
                 stack.append((done | 1 << i, after))
     stuck = next(op for i, op in enumerate(ops) if needed >> i & 1 and not furthest >> i & 1)

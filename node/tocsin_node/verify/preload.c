@@ -1,6 +1,6 @@
 /* Loaded before libc into one process of a drill: bends its wall clock and its disk.
 
-   The orders are three numbers in a file that is mapped into memory, so that the drill changes them
+   The orders are four numbers in a file that is mapped into memory, so that the drill changes them
    while the process runs. CLOCK_MONOTONIC and CLOCK_BOOTTIME stay as they are: a step of the wall
    clock does not move them either. */
 
@@ -11,6 +11,8 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <sys/time.h>
 #include <time.h>
 #include <unistd.h>
@@ -19,6 +21,7 @@ struct orders {
   int64_t clock_offset_ns; /* added to CLOCK_REALTIME */
   int64_t sync_delay_us;   /* slept before each fsync and fdatasync */
   int64_t sync_error;      /* errno that they fail with, 0: they do their work */
+  int64_t disk_full;       /* files get no further room, and no file system says that it has any */
 };
 
 static volatile struct orders *orders;
@@ -86,3 +89,63 @@ static int bent_sync(int (*real)(int), int fd) {
 int fdatasync(int fd) { return bent_sync(real_fdatasync, fd); }
 
 int fsync(int fd) { return bent_sync(real_fsync, fd); }
+
+/* A full disk: files that have their room already can still be written where they have it. */
+
+static int (*real_fallocate)(int, off_t, off_t);
+static int (*real_fallocate64)(int, off64_t, off64_t);
+static ssize_t (*real_write)(int, const void *, size_t);
+static int (*real_statvfs)(const char *, struct statvfs *);
+static int (*real_statvfs64)(const char *, struct statvfs64 *);
+static int (*real_fstatvfs)(int, struct statvfs *);
+
+#define FIND(name, symbol)                                                                         \
+  if (!(name))                                                                                     \
+  name = dlsym(RTLD_NEXT, symbol)
+
+static int full(void) { return orders && orders->disk_full; }
+
+int posix_fallocate(int fd, off_t offset, off_t size) {
+  FIND(real_fallocate, "posix_fallocate");
+  return full() ? ENOSPC : real_fallocate(fd, offset, size);
+}
+
+int posix_fallocate64(int fd, off64_t offset, off64_t size) {
+  FIND(real_fallocate64, "posix_fallocate64");
+  return full() ? ENOSPC : real_fallocate64(fd, offset, size);
+}
+
+ssize_t write(int fd, const void *data, size_t size) {
+  FIND(real_write, "write");
+  struct stat about;
+  /* What a process logs on its first descriptors goes to another disk. */
+  if (full() && fd > 2 && !fstat(fd, &about) && S_ISREG(about.st_mode)) {
+    errno = ENOSPC;
+    return -1;
+  }
+  return real_write(fd, data, size);
+}
+
+int statvfs(const char *restrict path, struct statvfs *restrict out) {
+  FIND(real_statvfs, "statvfs");
+  int result = real_statvfs(path, out);
+  if (!result && full())
+    out->f_bfree = out->f_bavail = 0;
+  return result;
+}
+
+int statvfs64(const char *restrict path, struct statvfs64 *restrict out) {
+  FIND(real_statvfs64, "statvfs64");
+  int result = real_statvfs64(path, out);
+  if (!result && full())
+    out->f_bfree = out->f_bavail = 0;
+  return result;
+}
+
+int fstatvfs(int fd, struct statvfs *out) {
+  FIND(real_fstatvfs, "fstatvfs");
+  int result = real_fstatvfs(fd, out);
+  if (!result && full())
+    out->f_bfree = out->f_bavail = 0;
+  return result;
+}

@@ -12,7 +12,7 @@ import subprocess
 from importlib import resources
 from pathlib import Path
 
-_LAYOUT = struct.Struct("=qqq")
+_LAYOUT = struct.Struct("=qqqq")
 
 
 class NoCompiler(Exception):
@@ -43,12 +43,13 @@ class Orders:
     def __init__(self, library: Path, file: Path) -> None:
         self._library = library
         self._file = file
-        file.write_bytes(_LAYOUT.pack(0, 0, 0))
+        file.write_bytes(_LAYOUT.pack(0, 0, 0, 0))
         with file.open("r+b") as opened:
             self._memory = mmap.mmap(opened.fileno(), _LAYOUT.size)
         self._clock_offset_ns = 0
         self._sync_delay_us = 0
         self._sync_error = 0
+        self._disk_full = False
 
     @property
     def environment(self) -> dict[str, str]:
@@ -69,5 +70,12 @@ class Orders:
         self._sync_error = error
         self._write()
 
+    def fill_disk(self, full: bool) -> None:
+        """Gives no file any more room, and says of every file system that it has none."""
+        self._disk_full = full
+        self._write()
+
     def _write(self) -> None:
-        self._memory[:] = _LAYOUT.pack(self._clock_offset_ns, self._sync_delay_us, self._sync_error)
+        self._memory[:] = _LAYOUT.pack(
+            self._clock_offset_ns, self._sync_delay_us, self._sync_error, self._disk_full
+        )
