@@ -241,7 +241,9 @@ def test_what_to_run_is_said_once(tocsin: Tocsin) -> None:
     both = tocsin("job", "create", "x", "--command", "a", "--handler", "b")
     assert "both of them are given" in both.stderr
     neither = tocsin("job", "create", "x")
-    assert "give --command or --handler" in neither.stderr
+    assert "give --command, --url or --handler" in neither.stderr
+    three = tocsin("job", "create", "x", "--command", "a", "--handler", "b", "--url", "http://c/")
+    assert "one of --command, --url and --handler: all of them are given" in three.stderr
     assert (both.exit_code, neither.exit_code) == (2, 2)
 
 

@@ -325,6 +325,132 @@ def test_files_may_be_a_folder_or_come_through_a_pipe(tocsin: Tocsin, tmp_path: 
     assert done.stdout.split() == ["a/c"]
 
 
+def test_faults_of_the_files_and_of_the_cluster_are_told_in_one_round(
+    tocsin: Tocsin, client: Client
+) -> None:
+    text = (
+        "job: a/good\nhandler: h\n"
+        "---\njob: a/local\nhandler: h\nlease: 45\n"
+        "---\njob: a/served\nhandler: h\ncron: '61 * * * *'\n"
+        "---\njob: a/after\nhandler: h\nafter: [a/local]\n"
+    )
+    for command in ("apply", "diff"):
+        done = tocsin("job", command, "-f", tocsin.file, text=text)
+        assert done.exit_code == 2
+        assert "2 faults" in done.stderr, done.stderr
+        assert "document 2, lease: '45' is not a duration" in done.stderr
+        assert "document 3 (a/served): " in done.stderr
+        assert "61" in done.stderr
+    assert list(client.list_jobs()) == []
+
+
+def test_a_request_or_command_is_looked_at_before_it_is_stored(
+    tocsin: Tocsin, client: Client
+) -> None:
+    text = (
+        "job: a/b\nhandler: http\nargs: {ulr: 'http://x/'}\n"
+        "---\njob: a/c\nhandler: http\n"
+        "---\njob: a/d\nhandler: shell\nargs: {comand: echo}\n"
+        "---\njob: a/e\nurl: ftp://x/\n"
+        "---\njob: a/f\nhandler: mine\nargs: {anything: goes}\n"
+    )
+    done = tocsin("job", "apply", "-f", tocsin.file, text=text)
+    assert done.exit_code == 2
+    for told in (
+        "document 1: payload, for handler http: ulr: there is no such part; there are body,",
+        "document 2: payload, for handler http: url: it is missing",
+        "document 3: payload, for handler shell: got the key 'comand', expected command,",
+        "document 4: url: got 'ftp://x/', expected an http or https URL",
+    ):
+        assert told in done.stderr, done.stderr
+    assert "document 5" not in done.stderr
+    assert list(client.list_jobs()) == []
+
+
+EXPORTED = """\
+job: a/report
+schedules:
+  - {cron: "30 2 * * *", tz: Europe/Berlin, dst_gap: skip, end: "2027-01-01 00:00:00Z"}
+  - {every: 90m, start: "2026-12-01 00:00:00Z"}
+handler: report
+args: {region: "no", n: 12, share: 0.5, none: null, deep: [{a: true}, "22:22", "1e3"], empty: {}}
+max_attempts: 7
+retry_factor: 1.5
+non_retryable: [bad, worse]
+priority: 0
+overlap: allow
+max_concurrent: 3
+must_succeed_within: 3h
+labels: {team: "on", "a": "1"}
+---
+job: a/next
+command: |
+  echo "$A"
+  exit 3
+env: {A: "x: y # z"}
+shell: /bin/bash
+after: [a/report, "a/other:any"]
+---
+job: a/other
+url: https://example.com/{{run}}
+body: '{"a": 1}'
+headers: {Content-Type: application/json}
+---
+job: a/raw
+handler: raw
+payload: "  odd\ttext "
+content_type: text/plain
+---
+job: a/bytes
+handler: raw
+payload_base64: AP/+
+content_type: application/octet-stream
+---
+job: a/spaces
+handler: h
+payload: '{"b":1,   "a":2}'
+"""
+
+
+def test_what_is_exported_means_what_is_stored(tocsin: Tocsin, client: Client) -> None:
+    applied = tocsin("job", "apply", "-f", tocsin.file, text=EXPORTED)
+    assert applied.exit_code == 0, applied.stderr
+    for options in ([], ["--full"], ["--local"]):
+        exported = tocsin("job", "export", *options)
+        assert exported.exit_code == 0, exported.stderr
+        same = tocsin("job", "diff", "-f", tocsin.file, text=exported.stdout)
+        assert same.exit_code == 0, same.stdout + same.stderr
+    short = tocsin("job", "export", "a/bytes").stdout
+    assert short == (
+        "job: a/bytes\nhandler: raw\npayload_base64: AP/+\ncontent_type: application/octet-stream\n"
+    )
+    assert "command: |\n  echo" in exported.stdout
+    assert "\nargs:\n  region: 'no'\n  n: 12\n" in exported.stdout
+    stored = {job.name: job.payload for job in client.list_jobs()}
+    for name in stored:
+        client.delete_job(name)
+    everything = tocsin("job", "apply", "-f", tocsin.file, text=exported.stdout)
+    assert everything.exit_code == 0, everything.stderr
+    assert {job.name: job.payload for job in client.list_jobs()} == stored
+    assert stored["a/raw"] == b"  odd\ttext "
+    assert stored["a/spaces"] == b'{"b":1,   "a":2}'
+
+
+def test_which_jobs_are_exported(tocsin: Tocsin) -> None:
+    tocsin("job", "apply", "-f", tocsin.file, text=EXPORTED)
+
+    def names(*arguments: str) -> list[str]:
+        lines = tocsin("job", "export", *arguments).stdout.splitlines()
+        return [line.removeprefix("job: ") for line in lines if line.startswith("job: ")]
+
+    assert names("a/raw", "a/bytes") == ["a/raw", "a/bytes"]
+    assert names("--filter", "label.team=on") == ["a/report"]
+    assert names("a/", "--filter", "queue=default handler=raw") == ["a/bytes", "a/raw"]
+    assert tocsin("job", "export", "b/").exit_code == 3
+    assert tocsin("job", "export", "a/none").exit_code == 3
+    assert tocsin("job", "export", "a/raw", "--filter", "queue=x").exit_code == 2
+
+
 def test_all_faults_of_all_documents_are_told_at_once(tocsin: Tocsin, client: Client) -> None:
     text = (
         "job: a/b\nhandler: h\noverlapp: skip\nlease: 45\n"
@@ -361,7 +487,7 @@ def test_all_faults_of_all_documents_are_told_at_once(tocsin: Tocsin, client: Cl
         ("job: b\nhandler: h\n---\njob: default/b\nhandler: g", "is in f, document 1 already"),
         ("job: a/b\nhandler: h\nargs: [1]", "args: expected the arguments"),
         ("job: a/b\nhandler: h\nargs: {a: 1}\npayload: '{}'", "only one of them"),
-        ("job: a/b\nhandler: h\nhttp: {url: 'http://x/'}", "no handler, command or payload"),
+        ("job: a/b\nhandler: h\nhttp: {url: 'http://x/'}", "no handler, command, url or payload"),
         ("job: a/b\nhttp: {url: ftp}", "http: url: got 'ftp'"),
         ("job: a/b\nhandler: {a: b}", "handler: got a mapping, expected text"),
         ("job: a/b\nhandler: h\nlabels: [a]", "labels: got ['a'], expected names"),

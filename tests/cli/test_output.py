@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -52,7 +53,9 @@ def test_json_of_a_job_keeps_schedules_policies_and_labels() -> None:
         overlap_policy=types.OverlapPolicy.CANCEL_RUNNING,
         retry_policy=types.RetryPolicy(initial_backoff=timedelta(milliseconds=1500)),
     )
-    parsed = json_format.ParseDict(_json.as_json(job), job_pb2.Job())
+    shown = _json.as_json(job)
+    assert shown.pop("payload") == '{"command":"echo hi"}'
+    parsed = json_format.ParseDict(shown, job_pb2.Job())
     assert [schedule.WhichOneof("kind") for schedule in parsed.schedules] == ["cron", "every", "at"]
     assert parsed.schedules[0].dst_gap == job_pb2.DST_GAP_SHIFT
     assert parsed.schedules[0].dst_fold == job_pb2.DST_FOLD_UNSPECIFIED
@@ -61,6 +64,18 @@ def test_json_of_a_job_keeps_schedules_policies_and_labels() -> None:
     assert dict(parsed.labels) == {"team": "pay"}
     assert parsed.overlap_policy == job_pb2.OVERLAP_POLICY_CANCEL_RUNNING
     assert _json.as_json(job)["retryPolicy"]["initialBackoff"] == "1.500s"
+
+
+@pytest.mark.parametrize("data", [b"", b"text", '{"a": "ä"}'.encode(), b"\xff\x00", b"\x00"])
+def test_bytes_are_shown_as_text_or_as_base64_and_never_otherwise(data: bytes) -> None:
+    for shown, name in (
+        (_json.as_json(make_job(payload=data)), "payload"),
+        (_json.as_json(make_run(result=data)), "result"),
+    ):
+        assert (name in shown) is not (f"{name}Base64" in shown)
+        again = shown[name].encode() if name in shown else base64.b64decode(shown[f"{name}Base64"])
+        assert again == data
+        json.dumps(shown, ensure_ascii=False).encode()
 
 
 def test_json_of_a_status_has_its_members() -> None:

@@ -17,6 +17,7 @@ they say unless quoted. All faults of all documents are found before anything is
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,6 +37,7 @@ DOCUMENTS_MAX = 100_000
 SCHEDULE_KEYS = ("cron", "every", "at", "tz", "dst_gap", "dst_fold", "start", "end")
 
 _JSON_KEYS = ("args", "http")
+_PAYLOAD_KEYS = ("args", "payload_base64")
 _NOT_KEYS = frozenset(
     {"name", "update", "dry_run", "config", "endpoints", "output", "timeout", "utc"}
 )
@@ -72,12 +74,33 @@ class BadDocuments(click.ClickException):
         return "\n".join([f"{len(lines)} faults", *lines])
 
 
+@dataclass(frozen=True)
+class Documents:
+    """What could be read, and what is wrong with the rest.
+
+    Attributes:
+        names: full names of all jobs, also of those that are not among `good`.
+    """
+
+    good: list[Document]
+    names: frozenset[str]
+    faults: list[Fault]
+
+
 def read_documents(texts: Mapping[str, str]) -> list[Document]:
     """The jobs of some files, by name of the file.
 
     Raises:
         BadDocuments: with every fault of every document.
     """
+    found = read_what_is_good(texts)
+    if found.faults:
+        raise BadDocuments(found.faults)
+    return found.good
+
+
+def read_what_is_good(texts: Mapping[str, str]) -> Documents:
+    """The jobs of some files, by name of the file, and every fault of every document."""
     faults: list[Fault] = []
     documents: list[Document] = []
     seen: dict[str, str] = {}
@@ -85,20 +108,27 @@ def read_documents(texts: Mapping[str, str]) -> list[Document]:
         for number, node in enumerate(_nodes(source, text, faults), start=1):
             where = f"{source}, document {number}"
             job = _job(node, where, faults)
-            if job is None:
-                continue
-            full = full_name(job.name)
-            if full in seen:
+            full = full_name(_name_in(node) if job is None else job.name)
+            if job is not None and full in seen:
                 faults.append(Fault(where, f"job {full} is in {seen[full]} already"))
+                continue
             seen.setdefault(full, where)
-            documents.append(Document(f"{where} ({full})", job))
+            if job is not None:
+                documents.append(Document(f"{where} ({full})", job))
     if not documents and not faults:
         faults.append(Fault(", ".join(texts), "there is no job in it"))
     _, circular = _layered(documents)
     faults.extend(_cycles(circular))
-    if faults:
-        raise BadDocuments(faults)
-    return documents
+    good = [document for document in documents if document.name not in circular]
+    return Documents(good, frozenset(seen), faults)
+
+
+def _name_in(node: yaml.Node) -> str:
+    """The name of the job of a document in which something is wrong; empty if that is."""
+    for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
+        if key.value == "job" and isinstance(value, yaml.ScalarNode):
+            return str(value.value)
+    return ""
 
 
 def layers(documents: Sequence[Document]) -> list[list[Document]]:
@@ -197,6 +227,8 @@ def _job(node: yaml.Node, where: str, faults: list[Fault]) -> Job | None:
     values = {key: _json_of(node, key, reader) for key in _JSON_KEYS if key in tree}
     for key in values:
         tree.pop(key)
+    if "payload_base64" in tree:
+        values["payload_base64"] = tree.pop("payload_base64")
     schedules = tree.pop("schedules", None)
     options = reader.options(tree, commands.create.params, "")
     each = _schedules(schedules, reader, commands)
@@ -238,17 +270,26 @@ def _schedules(value: Any, reader: _Reader, commands: Any) -> list[Any]:
 
 
 def _add_work(values: Mapping[str, Any], options: dict[str, Any], reader: _Reader) -> None:
-    """`args` and `http` are other ways to say handler and payload."""
-    if "args" in values:
-        if not isinstance(values["args"], dict):
-            reader.fault("args", "expected the arguments of the handler, by name")
-        elif options.get("payload") is not None:
-            reader.fault("args", "there is a payload as well: only one of them")
-        else:
-            options["payload"] = Job.json(**values["args"])
+    """`args`, `payload_base64` and `http` are other ways to say handler and payload."""
+    for key in _PAYLOAD_KEYS:
+        if key in values and options.get("payload") is not None:
+            reader.fault(key, "there is another payload as well: only one of them")
+        elif key == "args" and key in values:
+            if isinstance(values[key], dict):
+                options["payload"] = Job.json(**values[key])
+            else:
+                reader.fault(key, "expected the arguments of the handler, by name")
+        elif key in values:
+            try:
+                options["payload"] = base64.b64decode(values[key], validate=True)
+            except (ValueError, TypeError) as error:
+                reader.fault(key, f"expected bytes in base64: {error}")
     if "http" in values:
-        if options.get("handler") or options.get("command") or options.get("payload") is not None:
-            reader.fault("http", "it says what to run: no handler, command or payload beside it")
+        others = ("handler", "command", "payload", "url")
+        if any(options.get(other) for other in others) or options.get("payload") is not None:
+            reader.fault(
+                "http", "no handler, command, url or payload beside it: it says what to run"
+            )
             return
         try:
             request = HttpPayload.from_json_bytes(json.dumps(values["http"]).encode())
@@ -291,7 +332,7 @@ class _Reader:
 
     @staticmethod
     def _default(parameter: click.Parameter) -> Any:
-        if parameter.name in ("labels", "env"):
+        if parameter.name in ("labels", "env", "headers"):
             return {}
         return () if parameter.multiple else None
 
@@ -302,7 +343,7 @@ class _Reader:
                 raise click.BadParameter(f"got {shown(item)}, expected text")
             return parameter.type.convert(item, parameter, ctx)
 
-        if parameter.name in ("labels", "env"):
+        if parameter.name in ("labels", "env", "headers"):
             if not isinstance(value, dict):
                 raise click.BadParameter(f"got {shown(value)}, expected names and values")
             return {key: one(item or "") for key, item in value.items()}

@@ -1,4 +1,4 @@
-"""`tocsin job apply` and `tocsin job diff`: the jobs of files, and how they differ from the stored.
+"""`tocsin job apply`, `diff` and `export`: jobs of files, and how they differ from the stored.
 
 What a file may say is in `_job_documents`; what a definition means, the cluster says.
 """
@@ -15,20 +15,22 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from tocsin._strict_yaml import Fault
-from tocsin.cli import _output
-from tocsin.cli._duration import shown_duration, shown_instant
+from tocsin.cli import _complete, _output
+from tocsin.cli._duration import show_local, shown_duration, shown_instant
 from tocsin.cli._files import read_text
 from tocsin.cli._job_documents import (
     BadDocuments,
     Document,
+    Documents,
     comes_after,
     layers,
-    read_documents,
+    read_what_is_good,
 )
-from tocsin.cli._job_words import payload_words, words_of
+from tocsin.cli._job_words import document_of, dumped, payload_words, words_of
 from tocsin.cli._json import as_json
-from tocsin.cli._options import Settings, global_options, pass_settings
-from tocsin.errors import ApiError, FailedPrecondition, InvalidArgument, NotFound
+from tocsin.cli._names import check_namespace
+from tocsin.cli._options import Settings, cluster_options, global_options, pass_settings
+from tocsin.errors import ApiError, FailedPrecondition, InvalidArgument, NotFound, TocsinError
 from tocsin.types import Applied, Job, JobResult
 
 if TYPE_CHECKING:
@@ -103,7 +105,10 @@ def apply(
       tocsin job apply -f jobs/ --dry-run
       printf 'job: hello\\nevery: 5s\\ncommand: echo hi\\n' | tocsin job apply -f -
     """
-    documents = read_documents(_texts(paths))
+    read = read_what_is_good(_texts(paths))
+    documents = read.good
+    if read.faults:
+        raise BadDocuments([*read.faults, *_faults_told(settings, read)])
     with settings.client() as client:
         results = _tried(client, documents)
         tried_only = dry_run or not all(result.ok for result in results)
@@ -155,9 +160,11 @@ def diff(ctx: click.Context, settings: Settings, /, *, paths: Sequence[str]) -> 
       tocsin job diff -f jobs.yaml
       tocsin job diff -f jobs/ || tocsin job apply -f jobs/
     """
-    documents = read_documents(_texts(paths))
+    read = read_what_is_good(_texts(paths))
+    if read.faults:
+        raise BadDocuments([*read.faults, *_faults_told(settings, read)])
     with settings.client() as client:
-        changes = _changes(client, documents)
+        changes = _changes(client, read.good)
     if settings.output in ("json", "yaml"):
         _output.show_list(
             settings,
@@ -178,6 +185,68 @@ def diff(ctx: click.Context, settings: Settings, /, *, paths: Sequence[str]) -> 
             _output.note("no changes")
     if changes:
         ctx.exit(CHANGES_FOUND)
+
+
+@click.command(short_help="Write stored jobs as files.")
+@click.argument("names", nargs=-1, metavar="[JOB...]", shell_complete=_complete.jobs)
+@click.option(
+    "--filter",
+    "filter_",
+    default="",
+    metavar="TERMS",
+    help="Such as 'label.team=pay'; all must hold.",
+)
+@click.option("--full", is_flag=True, help="Also what the cluster would fill in by itself.")
+@cluster_options
+@pass_settings
+def export(settings: Settings, /, *, names: Sequence[str], filter_: str, full: bool) -> None:
+    """Write stored jobs as documents that tocsin job apply reads, to stdout.
+
+    NAMESPACE/ stands for all jobs of a namespace; without names, all jobs are written. Applied to
+    the same cluster they change nothing. Where a cluster may have other defaults, use --full.
+
+    \b
+    Examples:
+      tocsin job export hello
+      tocsin job export billing/ --full > billing.yaml
+      tocsin job export --filter label.team=pay | tocsin job diff -f -
+    """
+    show_local(False)
+    with settings.client() as client:
+        jobs = _named(client, names, filter_)
+        for job in jobs:
+            defaults = None if full else _defaults(client, job)
+            try:
+                document = document_of(job, defaults)
+            except ValueError as error:
+                raise click.ClickException(str(error)) from error
+            click.echo("---" if len(jobs) > 1 else "", nl=len(jobs) > 1)
+            click.echo(dumped(document), nl=False)
+    if not jobs:
+        _output.note("no jobs")
+
+
+def _named(client: Client, names: Sequence[str], filter_: str) -> list[Job]:
+    if not names:
+        return list(client.list_jobs(filter=filter_))
+    found: dict[str, Job] = {}
+    for name in names:
+        if name.endswith("/"):
+            namespace = name.removesuffix("/")
+            jobs = list(client.list_jobs(namespace, filter_))
+            if not jobs and not filter_:
+                check_namespace(client, namespace)
+        elif filter_:
+            raise click.UsageError("--filter chooses among the jobs of a namespace, or among all")
+        else:
+            jobs = [client.get_job(name)]
+        found.update((job.name, job) for job in jobs)
+    return list(found.values())
+
+
+def _defaults(client: Client, job: Job) -> Job:
+    """What the cluster makes of a job of that name that says no more than it must."""
+    return client.apply_job(Job(name=job.name, handler=job.handler), validate_only=True).job
 
 
 @dataclass(frozen=True)
@@ -226,12 +295,7 @@ def _changes(client: Client, documents: Sequence[Document]) -> list[_Change]:
         BadDocuments: the cluster refuses some of them; with all that it refuses.
     """
     tried = _validated_all(client, documents)
-    faults = [
-        Fault(document.where, str(answer))
-        for document, answer in zip(documents, tried, strict=True)
-        if isinstance(answer, ApiError)
-    ]
-    if faults:
+    if faults := _refusals(documents, tried):
         raise BadDocuments(faults)
     return [
         _change(client, document.job, answer)
@@ -278,9 +342,35 @@ def _changed_words(old: Job, new: Job) -> dict[str, tuple[str | None, str | None
     return changed
 
 
-def _validated_all(client: Client, documents: Sequence[Document]) -> list[Applied | ApiError]:
-    """What applying each document would do, or why the cluster refuses it. Stores nothing."""
-    names = {document.name for document in documents}
+def _refusals(documents: Sequence[Document], answers: Sequence[Applied | ApiError]) -> list[Fault]:
+    return [
+        Fault(document.where, str(answer))
+        for document, answer in zip(documents, answers, strict=True)
+        if isinstance(answer, ApiError)
+    ]
+
+
+def _faults_told(settings: Settings, read: Documents) -> list[Fault]:
+    """What the cluster finds in the documents that could be read, so that all is told in one round.
+
+    None if it cannot be asked: what is known is wrong in any case.
+    """
+    try:
+        with settings.client() as client:
+            return _refusals(read.good, _validated_all(client, read.good, read.names))
+    except TocsinError:
+        return []
+
+
+def _validated_all(
+    client: Client, documents: Sequence[Document], names: Set[str] = frozenset()
+) -> list[Applied | ApiError]:
+    """What applying each document would do, or why the cluster refuses it. Stores nothing.
+
+    Args:
+        names: full names of jobs that are in the files as well.
+    """
+    names = names | {document.name for document in documents}
 
     def answer(document: Document) -> Applied | ApiError:
         try:

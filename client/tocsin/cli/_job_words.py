@@ -1,11 +1,13 @@
-"""A definition in the keys and values of a document, as `tocsin job diff` shows it.
+"""A definition in the keys and values of a document: for `tocsin job diff`, and `job export`.
 
-The opposite direction of `_job_documents`; what no key can say is shown under the API's name.
+The opposite direction of `_job_documents`.
 """
 
 from __future__ import annotations
 
+import base64
 import json
+import re
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
@@ -16,6 +18,7 @@ from tocsin.cli._duration import shown_duration, shown_instant
 from tocsin.schedule import At, Cron, Every, Schedule
 from tocsin.types import After, AfterCondition, Job, RetryPolicy
 from tocsin.workers.http_payload import HANDLER as HTTP_HANDLER
+from tocsin.workers.http_payload import HttpPayload
 from tocsin.workers.shell_payload import DEFAULT_SHELL, ShellPayload, ShellPayloadError
 from tocsin.workers.shell_payload import HANDLER as SHELL_HANDLER
 
@@ -27,11 +30,110 @@ def words_of(job: Job) -> dict[str, str]:
 
     Of the keys that say what to run, only those that a document of this definition would have.
     """
-    retry = job.retry_policy or RetryPolicy()
-    values: dict[str, Any] = {
+    values = {**_when(job), **_work(job), **_policies(job)}
+    return {key: _text(value) for key, value in values.items()}
+
+
+def document_of(job: Job, defaults: Job | None = None) -> dict[str, Any]:
+    """A definition as a document that means exactly it, for YAML.
+
+    Args:
+        defaults: what the cluster makes of a job that says nothing: that is left out.
+
+    Raises:
+        ValueError: no document can say it; the message says what.
+    """
+    from tocsin.cli._job_documents import BadDocuments, read_documents  # noqa: PLC0415 - a circle
+
+    policies = _policies(job)
+    usual = _policies(defaults) if defaults is not None else {}
+    said = {key: value for key, value in policies.items() if value != usual.get(key)}
+    for key, of in (("on_excluded", job.exclusions), ("max_per_key", job.concurrency_key)):
+        if not of:
+            said.pop(key, None)
+    for key in ("overlap", "misfire", "on_excluded"):
+        if said.get(key) == "default":
+            del said[key]
+    rest = {key: _yaml_value(value) for key, value in {**_when(job), **said}.items()}
+    written = {key: value for key, value in rest.items() if value not in (None, "", [], {})}
+    why = ""
+    for work in _ways_to_say(job):
+        document = {"job": job.name, **work, **written}
+        try:
+            (read,) = read_documents({"export": dumped(document)})
+        except BadDocuments as error:
+            why = why or str(error)
+            continue
+        if (read.job.handler, read.job.payload) == (job.handler, job.payload):
+            return document
+    raise ValueError(f"job {job.name} cannot be written as a document: {why}")
+
+
+def dumped(document: Mapping[str, Any]) -> str:
+    """A document in YAML."""
+    return yaml.dump(document, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=96)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes out what is there twice: documents have no aliases."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def _represented(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    """Text in lines where it has several; quoted where documents would read a number for it."""
+    style = "|" if "\n" in text.strip() else "'" if _NUMBER.fullmatch(text) else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_NUMBER = re.compile(r"[-+0-9.eE]+")
+_Dumper.add_representer(str, _represented)
+
+
+def _ways_to_say(job: Job) -> list[dict[str, Any]]:
+    """How a document may say what is run, the most readable first; not all mean the same bytes."""
+    ways = []
+    work = dict(_work(job))
+    for key in ("args", "http"):
+        if key in work:
+            work[key] = _reduced(json.loads(work[key])) if key == "http" else json.loads(work[key])
+    if "payload" not in work:
+        ways.append({key: value for key, value in work.items() if value})
+    ways.append({"handler": job.handler, "payload": job.payload.decode("utf-8", "replace")})
+    encoded = base64.b64encode(job.payload).decode()
+    ways.append({"handler": job.handler, "payload_base64": encoded})
+    return ways
+
+
+def _reduced(request: Any) -> Any:
+    """An HTTP request without what it would be anyhow."""
+    if not isinstance(request, dict):
+        return request
+    usual = json.loads(HttpPayload(url="http://x").to_json_bytes())
+    return {key: value for key, value in request.items() if usual.get(key, ...) != value}
+
+
+def _yaml_value(value: Any) -> Any:
+    """As text, which is how documents are read, but for lists and mappings of it."""
+    if isinstance(value, dict):
+        return {str(key): _yaml_value(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_yaml_value(item) for item in value]
+    return "" if _text(value) == NOTHING else _text(value)
+
+
+def _when(job: Job) -> dict[str, Any]:
+    return {
         "schedules": [_schedule(schedule) for schedule in job.schedules],
         "after": [_after(after) for after in job.after],
-        **_work(job),
+    }
+
+
+def _policies(job: Job) -> dict[str, Any]:
+    """All but when, and what is run."""
+    retry = job.retry_policy or RetryPolicy()
+    return {
         "content_type": job.content_type,
         "queue": job.queue,
         "priority": "" if job.priority is None else str(job.priority),  # 0 is one
@@ -42,8 +144,8 @@ def words_of(job: Job) -> dict[str, str]:
         "max_attempts": retry.max_attempts,
         "retry_initial": retry.initial_backoff,
         "retry_max": retry.max_backoff,
-        "backoff_multiplier": f"{retry.backoff_multiplier:g}",
-        "non_retryable_errors": list(retry.non_retryable_errors),
+        "retry_factor": f"{retry.backoff_multiplier:g}" if retry.backoff_multiplier else "",
+        "non_retryable": list(retry.non_retryable_errors),
         "lease": job.lease_duration,
         "attempt_timeout": job.attempt_timeout,
         "jitter": job.jitter,
@@ -57,7 +159,6 @@ def words_of(job: Job) -> dict[str, str]:
         "on_excluded": job.on_excluded.lower(),
         "labels": dict(sorted(job.labels.items())),
     }
-    return {key: _text(value) for key, value in values.items()}
 
 
 def payload_words(job: Job) -> str:

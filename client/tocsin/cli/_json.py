@@ -1,7 +1,9 @@
 """What `-o json` prints: the JSON mapping of the API's own messages.
 
 So field names, 64-bit integers as strings, times and enum names are those that any other client of
-the API sees. Values are filled into their message by field name; nothing is renamed here.
+the API sees. Values are filled into their message by field name. One thing differs: bytes that are
+UTF-8, as payloads and results are, are printed as that text; others in base64, as nameBase64. So
+which of the two is there says how to get the very same bytes back.
 """
 
 from __future__ import annotations
@@ -60,7 +62,15 @@ _KINDS = {Cron: ("cron", "expr"), Every: ("every", "interval"), At: ("at", "time
 
 def as_json(value: object) -> dict[str, Any]:
     """A value of `tocsin.types` as the JSON object that the API's JSON mapping defines for it."""
-    return json_format.MessageToDict(_filled(value), always_print_fields_with_no_presence=True)
+    message = _filled(value)
+    found = json_format.MessageToDict(message, always_print_fields_with_no_presence=True)
+    for field in message.DESCRIPTOR.fields:
+        if field.type == field.TYPE_BYTES and field.json_name in found:
+            try:
+                found[field.json_name] = getattr(message, field.name).decode()
+            except UnicodeDecodeError:
+                found[f"{field.json_name}Base64"] = found.pop(field.json_name)
+    return found
 
 
 def _filled(value: object) -> Message:

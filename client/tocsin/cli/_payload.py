@@ -9,6 +9,10 @@ import click
 
 from tocsin.cli._duration import ParamType
 from tocsin.cli._files import read_bytes
+from tocsin.workers.http_payload import HANDLER as HTTP_HANDLER
+from tocsin.workers.http_payload import HttpPayload, HttpPayloadError
+from tocsin.workers.shell_payload import HANDLER as SHELL_HANDLER
+from tocsin.workers.shell_payload import ShellPayload, ShellPayloadError
 
 
 class _Payload(ParamType):
@@ -27,6 +31,21 @@ class _Payload(ParamType):
 
 
 PAYLOAD = _Payload()
+
+
+def check_stock(handler: str, payload: bytes) -> None:
+    """Looks at a payload that a stock worker would be given, as it will.
+
+    Raises:
+        click.UsageError: it has a part that there is none of, lacks one, or one is not good.
+    """
+    try:
+        if handler == HTTP_HANDLER:
+            HttpPayload.from_json_bytes(payload or b"{}")
+        elif handler == SHELL_HANDLER:
+            ShellPayload.from_json_bytes(payload or b"{}")
+    except (HttpPayloadError, ShellPayloadError, TypeError) as error:
+        raise click.UsageError(f"--payload, for handler {handler}: {error}") from error
 
 
 def check_json(payload: bytes, *, option: str = "--payload") -> bytes:

@@ -15,7 +15,7 @@ import click
 from tocsin.calendar import OnExcluded
 from tocsin.cli import _complete, _output
 from tocsin.cli._duration import DURATION, INSTANT, in_zone, shown_duration, shown_instant
-from tocsin.cli._job_files import apply, diff
+from tocsin.cli._job_files import apply, diff, export
 from tocsin.cli._job_history import audit, explain
 from tocsin.cli._json import as_json
 from tocsin.cli._names import check_namespace
@@ -27,7 +27,7 @@ from tocsin.cli._options import (
     stale_option,
 )
 from tocsin.cli._output import Column
-from tocsin.cli._payload import PAYLOAD, check_json
+from tocsin.cli._payload import PAYLOAD, check_json, check_stock
 from tocsin.cli._runs import exit_code, print_run, wait_for
 from tocsin.schedule import At, Cron, DstFold, DstGap, Every, Schedule
 from tocsin.types import (
@@ -42,6 +42,8 @@ from tocsin.types import (
     RetryPolicy,
     Run,
 )
+from tocsin.workers.http_payload import HANDLER as HTTP_HANDLER
+from tocsin.workers.http_payload import HttpPayload, HttpPayloadError
 from tocsin.workers.shell_payload import HANDLER as SHELL_HANDLER
 from tocsin.workers.shell_payload import ShellPayload, ShellPayloadError
 
@@ -68,6 +70,7 @@ def job() -> None:
 
 job.add_command(apply)
 job.add_command(diff)
+job.add_command(export)
 job.add_command(audit)
 job.add_command(explain)
 
@@ -228,6 +231,17 @@ def schedules_of(options: Mapping[str, Any]) -> list[Schedule]:
     help="What the handler gets: keyword arguments as a JSON object; @- reads stdin.",
 )
 @click.option("--content-type", metavar="TYPE", help="Of a --payload that is not JSON.")
+@click.option("--url", metavar="URL", help="Address to call, by tocsin worker http.")
+@click.option("--method", metavar="METHOD", help="For --url.  [default: GET; POST with --body]")
+@click.option(
+    "--header",
+    "headers",
+    multiple=True,
+    metavar="NAME=VALUE",
+    callback=labels_callback,
+    help="Header for --url.  [repeatable]",
+)
+@click.option("--body", metavar="TEXT", help="What to send to --url.")
 @click.option(
     "--queue",
     metavar="NAME",
@@ -272,6 +286,18 @@ def schedules_of(options: Mapping[str, Any]) -> list[Schedule]:
     type=DURATION,
     metavar="DURATION",
     help="Longest wait between tries.  [default: 1h]",
+)
+@click.option(
+    "--retry-factor",
+    type=click.FloatRange(1.0, 100.0),
+    metavar="N",
+    help="Each wait is so many times the one before.  [default: 2]",
+)
+@click.option(
+    "--non-retryable",
+    multiple=True,
+    metavar="KIND",
+    help="Kind of error after which no further try is made, such as exit-code-2.  [repeatable]",
 )
 @click.option(
     "--lease",
@@ -357,6 +383,8 @@ def create(settings: Settings, /, *, name: str, **options: Any) -> None:
       tocsin job create hello --every 5s --command 'echo hi'
       tocsin job create billing/report --cron '30 2 * * *' --tz Europe/Berlin \\
           --handler report --payload '{"region": "eu"}' --max-attempts 5
+      tocsin job create ping --every 5m --url 'https://example.com/ping?run={{run}}' \\
+          --body '{"at": "{{nominal_time}}"}' --header Content-Type=application/json
       tocsin job create once --at 2026-11-29T07:00:00Z --command 'date >> /tmp/out' --update
     """
     definition = _definition(name, options)
@@ -399,7 +427,9 @@ def _definition(name: str, options: Mapping[str, Any]) -> Job:
     retry = RetryPolicy(
         max_attempts=options["max_attempts"] or 0,
         initial_backoff=options["retry_initial"],
+        backoff_multiplier=options["retry_factor"] or 0.0,
         max_backoff=options["retry_max"],
+        non_retryable_errors=tuple(options["non_retryable"]),
     )
     return Job(
         name=name,
@@ -445,32 +475,61 @@ def _shown_after(after: After | str) -> str:
 
 
 def _work(options: Mapping[str, Any]) -> tuple[str, bytes]:
-    """The handler and its payload, from --command or from --handler and --payload."""
-    command: str | None = options["command"]
-    handler: str | None = options["handler"]
-    payload: bytes | None = options["payload"]
-    if command is not None and handler is not None:
+    """The handler and its payload, from --command, --url, or --handler and --payload."""
+    ways = [name for name in ("command", "url", "handler") if options[name] is not None]
+    if len(ways) > 1:
+        both = "both" if len(ways) == 2 else "all"
+        named = ", ".join(f"--{name}" for name in ways[:-1])
         raise click.UsageError(
-            "say what to run by one of --command and --handler: both of them are given"
+            f"say what to run by one of {named} and --{ways[-1]}: {both} of them are given"
         )
-    if command is None and handler is None:
-        raise click.UsageError("say what to run: give --command or --handler")
-    if handler is not None:
-        for name in ("shell", "env", "cwd"):
-            if options[name]:
-                raise click.UsageError(f"--{name} needs --command")
-        checked = payload or b""
-        if payload and not options["content_type"]:
-            check_json(payload)
-        return handler, checked
-    assert command is not None
-    if payload is not None or options["content_type"]:
-        raise click.UsageError("--payload and --content-type need --handler")
-    given = {name: options[name] for name in ("shell", "env", "cwd") if options[name]}
+    if not ways:
+        raise click.UsageError("say what to run: give --command, --url or --handler")
+    for way, names in _OF_WAY.items():
+        for name, option in names.items():
+            if way != ways[0] and options[name]:
+                raise click.UsageError(f"{option} needs --{way}")
+    if ways == ["handler"]:
+        return _handler_work(options)
+    if ways == ["url"]:
+        return HTTP_HANDLER, _http_payload(options)
+    parts = {name: options[name] for name in ("shell", "env", "cwd") if options[name]}
     try:
-        return SHELL_HANDLER, ShellPayload(command, **given).to_json_bytes()
+        return SHELL_HANDLER, ShellPayload(options["command"], **parts).to_json_bytes()
     except ShellPayloadError as error:
         raise click.UsageError(f"--command: {error}") from error
+
+
+# Options that mean something with one way to say what to run only.
+_OF_WAY: Mapping[str, Mapping[str, str]] = {
+    "command": {"shell": "--shell", "env": "--env", "cwd": "--cwd"},
+    "url": {"method": "--method", "headers": "--header", "body": "--body"},
+    "handler": {"payload": "--payload", "content_type": "--content-type"},
+}
+
+
+def _handler_work(options: Mapping[str, Any]) -> tuple[str, bytes]:
+    handler: str = options["handler"]
+    payload: bytes = options["payload"] or b""
+    if not options["content_type"]:
+        if payload:
+            check_json(payload)
+        check_stock(handler, payload)
+    return handler, payload
+
+
+def _http_payload(options: Mapping[str, Any]) -> bytes:
+    """The request of --url; a fault is told of the option that has it."""
+    body: str | None = options["body"]
+    method = options["method"] or ("POST" if body is not None else "GET")
+    try:
+        return HttpPayload(
+            url=options["url"], method=method.upper(), headers=options["headers"], body=body
+        ).to_json_bytes()
+    except HttpPayloadError as error:
+        part, _, told = str(error).partition(": ")
+        option = "header" if part.startswith("headers") else part
+        raise click.UsageError(f"--{option}: {told}") from error
 
 
 @job.command("list", short_help="List jobs.")
@@ -540,6 +599,9 @@ def _show_jobs(settings: Settings, jobs: Sequence[Job]) -> None:
 @pass_settings
 def get(settings: Settings, /, *, name: str, stale: bool) -> None:
     """Show one job: its definition and where it stands.
+
+    With -o json or yaml, a payload that is text is shown as it is, another one as payloadBase64.
+    tocsin job export writes what tocsin job apply reads.
 
     \b
     Examples:
