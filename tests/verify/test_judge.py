@@ -27,6 +27,8 @@ NOTICED_BY = {
     Bug.STALE_REPORT: "stale_is_refused",
     Bug.STALE_WRITE: "stale_is_refused",
     Bug.COMPLETED_TWICE: "one_completion",
+    Bug.REPORT_APPLIED_TWICE: "one_completion",
+    Bug.REPORT_AFTER_LOSS: "stale_is_refused",
     Bug.EFFECT_TWICE: "one_effect",
     Bug.STALE_READ: "reads_see_writes",
     Bug.OVERLAP: "limits_hold",

@@ -32,6 +32,7 @@ from tocsin_node.verify.history import (
     JobFacts,
     Operation,
     Overlap,
+    Report,
     Write,
 )
 
@@ -58,6 +59,8 @@ class Bug(enum.Enum):
     STALE_READ = "a read misses an acknowledged write"
     OVERLAP = "two runs of an exclusive job run at once"
     OVER_LIMIT = "more runs than allowed run at once"
+    REPORT_APPLIED_TWICE = "the same report changes something twice"
+    REPORT_AFTER_LOSS = "a report is applied although its lease was given to somebody else"
     SKIPPED_SILENTLY = "an occurrence is skipped although nothing says so"
 
 
@@ -108,11 +111,24 @@ class Toy:
             executions=self.executions,
             writes=[write for _, write in sorted(self.writes, key=lambda pair: pair[0])],
             effects=self.effects,
+            reports=self._reports(),
             faults=self.faults,
             jobs=jobs,
             runs=[_run(record) for record in self.records],
             stored=stored,
         )
+
+    def _reports(self) -> list[Report]:
+        """A rude worker sends every report twice, and then the first attempt's once more."""
+        said = []
+        for record in self.records:
+            last = record.attempts[-1].fencing_token
+            again = "APPLIED" if self.bug is Bug.REPORT_APPLIED_TWICE else "ALREADY_APPLIED"
+            said += [Report(record.name, last, True, each) for each in ("APPLIED", again)]
+            if len(record.attempts) > 1:
+                late = "APPLIED" if self.bug is Bug.REPORT_AFTER_LOSS else "FENCED"
+                said.append(Report(record.name, record.attempts[0].fencing_token, True, late))
+        return said
 
     def _facts(self, name: str, overlap: Overlap, limit: int) -> JobFacts:
         return JobFacts(

@@ -11,7 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,6 +48,7 @@ class Scratch:
         self.recorder = folder / "recording-sh"
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.environment: dict[str, Mapping[str, str]] = {}  # added to a process's own, by name
+        self.through: dict[str, Sequence[str]] = {}  # a command that starts it, by name
         self.effects_file.touch()
         self.recorder.write_text(RECORDER.format(effects=self.effects_file))
         self.recorder.chmod(0o700)
@@ -109,7 +110,7 @@ class Scratch:
         """Starts a Python process and returns its process id."""
         with self._log(name).open("ab") as log:
             process = subprocess.Popen(
-                [sys.executable, *arguments],
+                [*self.through.get(name, ()), sys.executable, *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -17,7 +17,7 @@ from tocsin import Cron, Every, Job, MisfirePolicy, OverlapPolicy
 from tocsin_node.core.model import Schedule, ScheduleKind
 from tocsin_node.verify.cluster import Cluster
 from tocsin_node.verify.figures import Figures, figures
-from tocsin_node.verify.history import Bounds, History, JobFacts, Misfire, Overlap
+from tocsin_node.verify.history import Bounds, History, JobFacts, Misfire, Overlap, Report
 from tocsin_node.verify.judge import Broken, Verdict, judge
 from tocsin_node.verify.load import Load
 from tocsin_node.verify.target import Target, boottime_ms
@@ -131,6 +131,8 @@ class Drill:
         self.workers = [f"worker-{number + 1}" for number in range(scenario.workers)]
         self.load = Load(str(self.cluster.config), seed)
         self.utc_offset_ms = time.time_ns() // 1_000_000 - boottime_ms()
+        self.reports: list[Report] = []
+        self.wrong: list[str] = []  # what a script saw that it should not have seen
         self._first_ms = 0
         self._leaders: list[Led] = []
 
@@ -154,6 +156,12 @@ class Drill:
             return len(await self.cluster.client.list_workers()) == count
 
         await self.cluster.until("every worker is back", all_there)
+
+    def expect(self, holds: bool, what: str) -> None:
+        """Notes what a script saw, if it is not what had to come."""
+        if not holds:
+            self.say(f"wrong: {what}")
+            self.wrong.append(what)
 
     def nominal_times(self, name: str) -> list[int]:
         """UTC milliseconds; of a job of this drill, up to now."""
@@ -192,6 +200,7 @@ class Drill:
                     task.cancel()
             history = await self._collect(jobs)
         verdict = judge(history)
+        verdict.broken.extend(Broken(self.scenario.name, what) for what in self.wrong)
         if self.scenario.check is not None:
             asked = self.scenario.check(self, history)
             verdict.broken.extend(Broken(self.scenario.name, what) for what in asked)
@@ -271,6 +280,7 @@ class Drill:
                 executions=target.executions(),
                 writes=target.writes(),
                 effects=target.effects(),
+                reports=self.reports,
                 faults=self.cluster.faults,
                 jobs=jobs,
                 runs=[run async for run in client.list_runs()],

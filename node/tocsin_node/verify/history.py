@@ -84,6 +84,21 @@ class Effect:
 
 
 @dataclass(frozen=True)
+class Report:
+    """One report of an attempt's end, sent by a worker that minds no rule; in order.
+
+    Attributes:
+        success: whether it reported a success.
+        outcome: the leader's answer: APPLIED, ALREADY_APPLIED, FENCED or RUN_NOT_FOUND.
+    """
+
+    run: str
+    token: int
+    success: bool
+    outcome: str
+
+
+@dataclass(frozen=True)
 class Fault:
     """Something that was done to the cluster, from its beginning until it was undone."""
 
@@ -161,6 +176,7 @@ class History:
     executions: Sequence[Execution] = ()
     writes: Sequence[Write] = ()
     effects: Sequence[Effect] = ()
+    reports: Sequence[Report] = ()
     faults: Sequence[Fault] = ()
     jobs: Sequence[JobFacts] = ()
     runs: Sequence[Run] = ()  # as the cluster records them in the end

@@ -270,6 +270,11 @@ def stale_is_refused(history: History) -> Iterator[str]:
         accepted = [a for a in run.attempts if a.outcome is AttemptOutcome.SUCCEEDED]
         if accepted and accepted[-1] is not run.attempts[-1]:
             yield f"{run.name}: an attempt was granted after the success was accepted"
+    granted = {run.name: [a.fencing_token for a in run.attempts] for run in history.runs}
+    for report in history.reports:
+        newer = [token for token in granted.get(report.run, []) if token > report.token]
+        if newer and report.outcome != "FENCED":
+            yield f"{report.run}: a report under {report.token} was {report.outcome}: {newer} came"
     highest: dict[str, int] = {}
     for write in history.writes:
         seen = highest.get(write.resource, 0)
@@ -283,6 +288,13 @@ def stale_is_refused(history: History) -> Iterator[str]:
 
 def one_completion(history: History) -> Iterator[str]:
     """At most one report of success is accepted for a run."""
+    applied: set[tuple[str, int]] = set()
+    for report in history.reports:
+        key = report.run, report.token
+        if report.outcome == "APPLIED" and key in applied:
+            yield f"{report.run}: a second report under {report.token} was applied"
+        if report.outcome == "APPLIED":
+            applied.add(key)
     for run in history.runs:
         accepted = [a for a in run.attempts if a.outcome is AttemptOutcome.SUCCEEDED]
         if len(accepted) > 1:

@@ -7,11 +7,14 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 
-from tocsin import ApiError
+from tocsin import ApiError, Job, OverlapPolicy
 from tocsin.types import OccurrenceOutcome
+from tocsin_node.verify import rude
+from tocsin_node.verify.cluster import api_addresses
 from tocsin_node.verify.drill import DONE_MS, Drill, Planned, Scenario
 from tocsin_node.verify.history import Bounds, History, Misfire, Overlap
 from tocsin_node.verify.judge import lateness_ms, nominal_times, outcome_at
+from tocsin_node.verify.target import Target
 
 TICK = Planned("tick", overlap=Overlap.ALLOW)
 SOLO = Planned("solo", work={"work_ms": 300})
@@ -180,6 +183,91 @@ async def no_worker(drill: Drill) -> None:
     await drill.rest(6)
 
 
+async def repeated_reports(drill: Drill) -> None:
+    """Reports sent twice, too late, by somebody else and to the next leader; runs dropped."""
+    client, job = drill.cluster.client, "default/rude"
+    await client.create_job(Job(name=job, handler=rude.HANDLER, overlap_policy=OverlapPolicy.ALLOW))
+    nodes, target = api_addresses(drill.cluster), Target(drill.cluster.target_file)
+    done: list[rude.Assignment] = []
+    stale: list[rude.Assignment] = []
+
+    async def once(worker: rude.Rude, other: rude.Rude) -> None:
+        await drill.load.trigger("rude", client, job)
+        item = await worker.take()
+        worker.work(target, item)
+        await _told(drill, worker, item, "APPLIED")
+        for again in (worker, other):
+            await _told(drill, again, item, "ALREADY_APPLIED")
+        await _told(drill, worker, item, "FENCED", error="after the success")
+        done.append(item)
+
+    async def after_lease_loss(worker: rude.Rude) -> None:
+        await drill.load.trigger("rude", client, job)
+        old = await worker.take()
+        await drill.rest(1)  # acknowledged and confirmed, and then never named again
+        worker.forget(old)
+        new = await worker.take()
+        drill.expect(new.lease.run == old.lease.run, f"{old.lease.run} came back")
+        drill.expect(new.lease.fencing_token > old.lease.fencing_token, "under a newer token")
+        await _told(drill, worker, old, "FENCED", current=new.lease.fencing_token)
+        worker.work(target, new)
+        await _told(drill, worker, new, "APPLIED")
+        await _told(drill, worker, old, "FENCED", current=new.lease.fencing_token)
+        done.append(new)
+        stale.append(old)
+
+    try:
+        drill.say("reports are sent twice, and by another worker")
+        async with rude.Rude(nodes, drill.reports) as worker:
+            async with rude.Rude(nodes, drill.reports, slots=0) as idle:
+                for _ in range(5):
+                    await once(worker, idle)
+            drill.say("and after their leases were lost")
+            for _ in range(3):
+                await after_lease_loss(worker)
+        drill.say("a worker vanishes before it has acknowledged")
+        await drill.load.trigger("rude", client, job)
+        async with rude.Rude(nodes, drill.reports) as worker:
+            dropped = await worker.take(acknowledge=False)
+        async with rude.Rude(nodes, drill.reports) as worker:
+            again = await worker.take()
+            drill.expect(again.lease.run == dropped.lease.run, "the dropped run came back")
+            drill.expect(again.lease.attempt == 1, f"{again.lease.run} used up an attempt")
+            worker.work(target, again)
+            await _told(drill, worker, again, "APPLIED")
+            await _told(drill, worker, dropped, "FENCED", current=again.lease.fencing_token)
+            done.append(again)
+            stale.append(dropped)
+        await kill_leader(drill, down_s=1, why=" and repeats everything to the next one")
+        async with rude.Rude(nodes, drill.reports) as worker:
+            for item in done:
+                await _told(drill, worker, item, "ALREADY_APPLIED")
+            for item in stale:
+                await _told(drill, worker, item, "FENCED")
+    finally:
+        target.close()
+
+
+async def _told(
+    drill: Drill,
+    worker: rude.Rude,
+    item: rude.Assignment,
+    wanted: str,
+    *,
+    current: int = 0,
+    error: str = "",
+) -> None:
+    """Sends one report, and notes an answer that is not the one wanted."""
+    told = await worker.report(item, error=error)
+    outcome = drill.reports[-1].outcome
+    lease = item.lease
+    drill.expect(
+        outcome == wanted, f"{lease.run} under {lease.fencing_token}: {outcome}, not {wanted}"
+    )
+    if current:
+        drill.expect(told.current_token == current, f"{lease.run}: told of {told.current_token}")
+
+
 async def policies_at_work(drill: Drill) -> None:
     await drill.rest(15)
     await kill_leader(drill, down_s=1)
@@ -346,6 +434,12 @@ SCENARIOS: Mapping[str, Scenario] = {
         Scenario("host-frozen", "everything is frozen for 40 s", host_frozen, MIXED),
         Scenario(
             "two-of-five-gone", "two of five nodes go for good", two_of_five_gone, MIXED, nodes=5
+        ),
+        Scenario(
+            "repeated-reports",
+            "reports are sent twice, after their lease, and by workers that vanished",
+            repeated_reports,
+            [TICK],
         ),
         Scenario("no-worker", "no worker answers for 20 s", no_worker, MIXED),
         Scenario(
