@@ -1,4 +1,4 @@
-"""How long each folder of tests takes, against its budget: printed, never asserted.
+"""How long each folder takes, against its budget, and what is skipped: printed, never asserted.
 
 The sum is what keeps `make test` short enough to run before every commit. A folder that has
 outgrown its budget is marked; make it faster, or move what is long to `make chaos`.
@@ -88,3 +88,15 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         told = f"of {budget_s}" if budget_s else "without a budget"
         mark = "  over" if budget_s and spent_s > budget_s else ""
         terminalreporter.write_line(f"{folder:12} {spent_s:6.1f} {told}{mark}")
+    skipped = terminalreporter.stats.get("skipped", [])
+    if skipped:
+        terminalreporter.section(f"NOT TESTED: {len(skipped)} skipped", yellow=True)
+        for report in skipped:
+            terminalreporter.write_line(f"{report.nodeid}: {_why(report)}")
+
+
+def _why(report: pytest.TestReport | pytest.CollectReport) -> str:
+    """Why a test was skipped, as it says itself."""
+    told = report.longrepr
+    reason = told[2] if isinstance(told, tuple) else str(told)
+    return reason.removeprefix("Skipped: ")

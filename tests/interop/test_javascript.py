@@ -24,7 +24,8 @@ PATIENCE_S = 90
 
 pytestmark = pytest.mark.skipif(
     shutil.which("node") is None or not PACKAGES.exists(),
-    reason="needs Node.js and npm: `make test` installs the packages where they exist",
+    reason="the client in another language was not tried: it needs Node.js, and npm that can "
+    "install tests/interop/package.json; `make test` says why it could not",
 )
 
 
