@@ -24,6 +24,7 @@ from tocsin_node.verify.target import boottime_ms
 LOOK_EVERY_S = 0.05
 PATIENCE_S = 90.0
 ASK_WITHIN_S = 2.0
+SMALL_DISK = "300m"  # nodes refuse changes when less than 256 MiB are free
 
 
 class DrillFailed(Exception):
@@ -36,6 +37,8 @@ class Cluster(Scratch):
     Args:
         bent: nodes whose wall clock and disk can be bent.
         relayed: whether the nodes reach each other through links that can be cut.
+        small_disks: whether each node's data is on a small file system, which is gone with the
+            node, since only its process sees it.
     """
 
     def __init__(
@@ -46,6 +49,7 @@ class Cluster(Scratch):
         *,
         bent: Iterable[str] = (),
         relayed: bool = False,
+        small_disks: bool = False,
     ) -> None:
         super().__init__(folder, node_ids, settings)
         self.faults: list[Fault] = []
@@ -58,6 +62,11 @@ class Cluster(Scratch):
             library = preload.build(folder)
             self.orders[node_id] = preload.Orders(library, folder / f"{node_id}.orders")
             self.environment[node_id] = self.orders[node_id].environment
+        for node_id in self.node_ids if small_disks else ():
+            data = self.data_of(node_id)
+            data.mkdir(parents=True)
+            mount = f'mount -t tmpfs -o size={SMALL_DISK} tmpfs "$0" && exec "$@"'
+            self.through[node_id] = ["unshare", "-Urm", "sh", "-c", mount, str(data)]
         if relayed:
             self._routes = self._write_routes()
             self.relay = Relay(self._routes, folder / "relay.log")
@@ -83,6 +92,10 @@ class Cluster(Scratch):
 
     def config_of(self, node_id: str) -> Path:
         return self.folder / f"{node_id}.yaml" if self._routes else self.config
+
+    def data_of(self, node_id: str) -> Path:
+        """The folder of a node's journal and snapshots."""
+        return self.folder / "data" / node_id
 
     def start_drill_worker(self, worker: str, slots: int) -> int:
         """Starts a worker whose handler is that of worker.py."""
@@ -214,6 +227,16 @@ class Cluster(Scratch):
         await asyncio.sleep(for_s)
         await self.relay.cut([])
         self.mended("leader cut off", name, start_ms)
+
+    async def follows_or_ends(self, node_id: str) -> bool:
+        """Waits until a node that was started follows, or has ended by itself: then True."""
+        process = self.processes[node_id]
+
+        async def decided() -> bool:
+            return process.poll() is not None or await self._follow([node_id])
+
+        await self.until(f"{node_id} follows or ends", decided)
+        return process.poll() is not None
 
     async def _follow(self, node_ids: Sequence[str]) -> bool:
         said = await asyncio.gather(*map(self.status, node_ids))

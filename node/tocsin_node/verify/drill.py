@@ -68,6 +68,7 @@ class Scenario:
 
     Attributes:
         script: hurts the cluster; the drill ends when it returns.
+        small_disks: whether the data of each node is on a small file system of its own.
         bent: which nodes' clocks and disks can be bent.
         check: what this scenario asks for beyond the rules: sentences, one for each fault.
         missing: what this machine lacks for it; empty: nothing.
@@ -81,6 +82,7 @@ class Scenario:
     nodes: int = 3
     workers: int = 2
     relayed: bool = False
+    small_disks: bool = False
     bent: Sequence[str] = ()
     settings: str = SETTINGS
     bounds: Bounds = field(default_factory=lambda: Bounds(done_ms=DONE_MS))
@@ -127,6 +129,7 @@ class Drill:
             scenario.settings,
             bent=scenario.bent,
             relayed=scenario.relayed,
+            small_disks=scenario.small_disks,
         )
         self.workers = [f"worker-{number + 1}" for number in range(scenario.workers)]
         self.load = Load(str(self.cluster.config), seed)

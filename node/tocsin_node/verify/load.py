@@ -83,6 +83,16 @@ class Load:
 
         await self._note(name, "trigger", job, request_id, tries)
 
+    async def try_trigger(self, client: AsyncClient, request_id: str, job: str = HAND) -> str:
+        """One try under a given request id, noted for itself; the run's name if it was answered."""
+        found: list[str] = []
+
+        async def call() -> None:
+            found.append((await client.trigger(job, request_id=request_id)).name)
+
+        await self._note("retry", "trigger", job, request_id, call)
+        return found[0] if found else ""
+
     async def _pulse(self, name: str, client: AsyncClient) -> None:
         while not self._stopping.is_set():
             value = f"p{next(self._numbers)}"

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import resource
+import shutil
+import signal
+import subprocess
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from functools import partial
+from pathlib import Path
 
-from tocsin import ApiError, Job, OverlapPolicy
+from tocsin import ApiError, AsyncClient, Job, OverlapPolicy
 from tocsin.types import OccurrenceOutcome
 from tocsin_node.verify import rude
 from tocsin_node.verify.cluster import api_addresses
 from tocsin_node.verify.drill import DONE_MS, Drill, Planned, Scenario
 from tocsin_node.verify.history import Bounds, History, Misfire, Overlap
 from tocsin_node.verify.judge import lateness_ms, nominal_times, outcome_at
+from tocsin_node.verify.load import CALL_WITHIN_S
 from tocsin_node.verify.target import Target
 
 TICK = Planned("tick", overlap=Overlap.ALLOW)
@@ -268,6 +276,195 @@ async def _told(
         drill.expect(told.current_token == current, f"{lease.run}: told of {told.current_token}")
 
 
+async def retried_triggers(drill: Drill) -> None:
+    """Each id goes to every node at once, again through a leader's death, and once more later."""
+    nodes = list(api_addresses(drill.cluster).values())
+    clients = [AsyncClient(address, timeout=CALL_WITHIN_S) for address in nodes]
+    names: dict[str, set[str]] = {}
+
+    async def ask(client: AsyncClient, request_id: str) -> None:
+        run = await drill.load.try_trigger(client, request_id)
+        if run:
+            names.setdefault(request_id, set()).add(run)
+
+    async def everywhere(request_ids: Iterable[str]) -> None:
+        asked = [ask(client, each) for each in request_ids for client in clients]
+        await asyncio.gather(*asked)
+
+    try:
+        for kill in range(4):
+            ids = [f"again-{kill}-{number}" for number in range(40)]
+            dying = asyncio.create_task(kill_leader(drill, down_s=1, why=" amid repeated triggers"))
+            for number in range(0, len(ids), 4):
+                await everywhere(ids[number : number + 4])
+            await dying
+            await drill.settle()
+            await everywhere(ids)
+            drill.expect(names.keys() >= set(ids), "each id was answered in the end")
+        for request_id, found in names.items():
+            drill.expect(len(found) == 1, f"{request_id} made {found}")
+    finally:
+        for client in clients:
+            await client.close()
+
+
+async def full_disk(drill: Drill) -> None:
+    """Files get no further room; the node stays up, and another one leads."""
+    leader = await drill.cluster.leader()
+    start_ms = drill.now_ms()
+    drill.say(f"the disk of {leader} is full")
+    drill.cluster.orders[leader].fill_disk(True)
+    await _another_leads(drill, leader)
+    await drill.rest(8)
+    drill.cluster.orders[leader].fill_disk(False)
+    await _was_up(drill, leader)
+    drill.cluster.mended("disk full", leader, start_ms)
+    await drill.rest(5)
+
+
+async def full_file_system(drill: Drill) -> None:
+    """The same on a real small file system, which only the node's own mount namespace has."""
+    leader = await drill.cluster.leader()
+    start_ms = drill.now_ms()
+    drill.say(f"the file system of {leader} is full")
+    pid = drill.cluster.processes[leader].pid
+    ballast = Path(f"/proc/{pid}/root") / drill.cluster.data_of(leader).relative_to("/") / "ballast"
+    with ballast.open("wb", buffering=0) as file, suppress(OSError):
+        while file.write(bytes(1 << 20)):
+            pass
+    await _another_leads(drill, leader)
+    await drill.rest(8)
+    ballast.unlink()
+    await _was_up(drill, leader)
+    drill.cluster.mended("disk full", leader, start_ms)
+    await drill.rest(5)
+
+
+def no_small_disk() -> str:
+    """Why no small file system can be mounted here; empty: it can."""
+    if shutil.which("unshare") is None or shutil.which("mount") is None:
+        return "unshare or mount is missing"
+    tried = subprocess.run(
+        ["unshare", "-Urm", "mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", "/mnt"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    said = tried.stderr.strip().splitlines()
+    return f"no file system can be mounted: {said[0] if said else ''}" if tried.returncode else ""
+
+
+async def few_descriptors(drill: Drill) -> None:
+    leader = await drill.cluster.leader()
+    pid = drill.cluster.processes[leader].pid
+    start_ms = drill.now_ms()
+    soft, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    open_now = len(os.listdir(f"/proc/{pid}/fd"))
+    drill.say(f"{leader} has {open_now} open files and may have 5 more, while 40 clients come")
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (open_now + 5, hard))
+    host, port = api_addresses(drill.cluster)[leader].rsplit(":", 1)
+    clients = [await asyncio.open_connection(host, int(port)) for _ in range(40)]
+    most = 0
+    for _ in range(40):
+        await drill.rest(0.2)
+        with suppress(FileNotFoundError):
+            most = max(most, len(os.listdir(f"/proc/{pid}/fd")))
+    drill.say(f"{leader} had {most} open files")
+    drill.expect(most >= open_now + 4, f"{leader} came to its limit of {open_now + 5} files")
+    for _, writer in clients:
+        writer.close()
+    with suppress(ProcessLookupError):
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (soft, hard))
+    if leader in drill.cluster.dead():
+        drill.say(f"{leader} has ended, and is started again")
+        drill.cluster.start_node(leader)
+    await drill.settle()
+    drill.cluster.mended("few descriptors", leader, start_ms)
+    await drill.rest(5)
+
+
+async def little_cpu(drill: Drill) -> None:
+    """A quota as a container has it: of each tenth of a second, the leader gets a fifth."""
+    leader = await drill.cluster.leader()
+    start_ms = drill.now_ms()
+    drill.say(f"{leader} gets a fifth of its processor for 15 s")
+    ends = time.monotonic() + 15
+    while time.monotonic() < ends:
+        drill.cluster.signal(leader, signal.SIGSTOP)
+        await drill.rest(0.08)
+        drill.cluster.signal(leader, signal.SIGCONT)
+        await drill.rest(0.02)
+    drill.cluster.mended("little CPU", leader, start_ms)
+    await drill.rest(5)
+
+
+async def damaged_files(drill: Drill) -> None:
+    """A torn end of the journal is taken off; a flipped bit is named, and the node rejoins."""
+    leader = await drill.cluster.leader()
+    others = [node for node in drill.cluster.node_ids if node != leader]
+    for node_id, tear in zip(others, (True, False), strict=True):
+        start_ms = drill.now_ms()
+        drill.cluster.kill(node_id)
+        folder = drill.cluster.data_of(node_id)
+        files = sorted((folder / "journal").glob("*.seg"))
+        what = _tear(files[-1]) if tear else _flip(files[-1], drill)
+        drill.say(f"kills {node_id} and damages its journal: {what}")
+        drill.cluster.start_node(node_id)
+        refused = await drill.cluster.follows_or_ends(node_id)
+        if not tear:
+            drill.expect(refused, f"{node_id} noticed the flipped bit")
+        if refused:
+            named = files[-1].name in drill.cluster.tail(node_id, 20)
+            drill.expect(named, f"{node_id} named the damaged file")
+            drill.say(f"{node_id} names the file and ends; its folder is lost, it rejoins")
+            folder.rename(folder.with_name(f"{node_id}-damaged"))
+            drill.cluster.start_node(node_id, "--rejoin")
+            again = f"{node_id} has a vote again"
+            await drill.cluster.until(again, partial(_votes, drill, node_id))
+        drill.cluster.mended("file damaged", node_id, start_ms)
+        await drill.rest(4)
+
+
+def _tear(file: Path) -> str:
+    """The last record is half written: the end of it is still zero."""
+    content = file.read_bytes()
+    used = len(content.rstrip(b"\0"))
+    with file.open("r+b") as opened:
+        opened.seek(used - 20)
+        opened.write(bytes(20))
+    return f"the last 20 bytes of {file.name} are zero"
+
+
+def _flip(file: Path, drill: Drill) -> str:
+    used = len(file.read_bytes().rstrip(b"\0"))
+    at = drill.random.randrange(used // 4, used // 2)
+    with file.open("r+b") as opened:
+        opened.seek(at)
+        byte = opened.read(1)[0] ^ 1 << drill.random.randrange(8)
+        opened.seek(at)
+        opened.write(bytes([byte]))
+    return f"one bit of {file.name} is flipped, at byte {at}"
+
+
+async def _votes(drill: Drill, node_id: str) -> bool:
+    status = await drill.cluster.status(node_id)
+    return status is not None and bool(status.leader_id) and not status.rejoining
+
+
+async def _another_leads(drill: Drill, node_id: str) -> None:
+    async def another() -> bool:
+        return await drill.cluster.leader() != node_id
+
+    await drill.cluster.until(f"another one than {node_id} leads", another)
+
+
+async def _was_up(drill: Drill, node_id: str) -> None:
+    drill.expect(node_id not in drill.cluster.dead(), f"{node_id} stayed up")
+    if node_id in drill.cluster.dead():
+        drill.cluster.start_node(node_id)
+    await drill.settle()
+
+
 async def policies_at_work(drill: Drill) -> None:
     await drill.rest(15)
     await kill_leader(drill, down_s=1)
@@ -440,6 +637,40 @@ SCENARIOS: Mapping[str, Scenario] = {
             "reports are sent twice, after their lease, and by workers that vanished",
             repeated_reports,
             [TICK],
+        ),
+        Scenario(
+            "retried-triggers",
+            "triggers go to every node, again and again, while leaders are killed",
+            retried_triggers,
+            [TICK],
+        ),
+        Scenario(
+            "full-disk",
+            "files of the leader get no further room",
+            full_disk,
+            MIXED,
+            bent=("n1", "n2", "n3"),
+        ),
+        Scenario(
+            "full-file-system",
+            "the leader's data is on a small file system, and that is full",
+            full_file_system,
+            MIXED,
+            small_disks=True,
+            missing=no_small_disk,
+        ),
+        Scenario(
+            "few-descriptors",
+            "the leader may open five more files, while forty clients come",
+            few_descriptors,
+            MIXED,
+        ),
+        Scenario("little-cpu", "the leader gets a fifth of its processor", little_cpu, MIXED),
+        Scenario(
+            "damaged-files",
+            "the end of one journal is torn, a bit of another is flipped",
+            damaged_files,
+            MIXED,
         ),
         Scenario("no-worker", "no worker answers for 20 s", no_worker, MIXED),
         Scenario(
