@@ -180,7 +180,7 @@ class Metrics:
         """What one entry did to one run."""
         if run.revision != index:
             return  # changed again since, in an entry that is told of next
-        spec = self._replica.state.spec_of(run)
+        spec = self._replica.state.template_of(run)
         queue = self._label(spec.queue)
         if run.create_index == index and run.nominal_time_ms is not None:
             self._fire_delay.labels(queue).observe(_seconds(run.due_time_ms, run.create_time_ms))

@@ -386,7 +386,7 @@ MUTATIONS = (
     Mutation(
         "a run starts after its deadline",
         lease.blocked,
-        "book.spec.start_deadline_ms is not None",
+        "book.template.start_deadline_ms is not None",
         "False",
     ),
     Mutation(

@@ -240,7 +240,7 @@ class QueueService(queue_pb2_grpc.QueueServiceServicer):
                 run = state.runs.get(name)
                 if run is not None:
                     by_job = kind is ScopeKind.NAMESPACE
-                    key = namespace_of(run.job) if by_job else state.spec_of(run).queue
+                    key = namespace_of(run.job) if by_job else state.template_of(run).queue
                     counts[key] += name in state.waiting
             await pace.look()
         return counts

@@ -32,7 +32,7 @@ from tocsin_node.core.lease import RETRY_AFTER_MS_MAX
 from tocsin_node.core.machine import CHECKPOINT_BYTES_MAX
 from tocsin_node.core.model import AttemptOutcome, JobSpec, Run, idempotency_key
 from tocsin_node.core.result import Result
-from tocsin_node.leader.dispatcher import Dispatcher, Session, WorkerInfo
+from tocsin_node.leader.dispatcher import Assigned, Dispatcher, Session, WorkerInfo
 from tocsin_node.leader.leases import Leases
 from tocsin_node.raft.errors import OperationTooLarge, RaftError
 from tocsin_node.replica import Replica
@@ -294,12 +294,12 @@ class _Stream:
 
     # -- the outlet of the session -----------------------------------------------------------------
 
-    def assign(self, seq: int, runs: Sequence[tuple[Run, JobSpec]]) -> None:
+    def assign(self, seq: int, runs: Sequence[Assigned]) -> None:
         frame = _Frame(assignments=worker_pb2.Assignments(seq=seq))
         size_bytes = 0
-        for run, spec in runs:
+        for run, spec, payload in runs:
             item = frame.assignments.items.add()
-            _fill_assignment(item, run, spec)
+            _fill_assignment(item, run, spec, payload)
             size_bytes += len(item.payload) + len(item.checkpoint)
         self._send(frame, size_bytes)
 
@@ -678,7 +678,9 @@ def _shape_of(spec: JobSpec, lease_ms: int) -> worker_pb2.Assignments.Item:
     return shape
 
 
-def _fill_assignment(item: worker_pb2.Assignments.Item, run: Run, spec: JobSpec) -> None:
+def _fill_assignment(
+    item: worker_pb2.Assignments.Item, run: Run, spec: JobSpec, payload: bytes
+) -> None:
     granted = run.lease
     assert granted is not None, f"{run.name} is assigned without a lease"
     item.MergeFrom(_shape_of(spec, granted.duration_ms))
@@ -686,7 +688,7 @@ def _fill_assignment(item: worker_pb2.Assignments.Item, run: Run, spec: JobSpec)
     lease.run = run.name
     lease.attempt = granted.attempt
     lease.fencing_token = granted.token
-    item.payload = spec.payload if run.payload is None else run.payload
+    item.payload = payload
     item.idempotency_key = idempotency_key(run)
     _convert.put_time(item.nominal_time, run.nominal_time_ms)
     _convert.put_time(item.due_time, run.due_time_ms)

@@ -42,16 +42,17 @@ class Book:
         "excludes",
         "excluding",
         "failed",
+        "payload",
         "pending",
         "runs",
         "scheduled",
-        "scopes",
         "shuffled",
-        "spec",
+        "template",
         "version",
     )
 
-    spec: JobSpec
+    template: JobSpec
+    payload: bytes
 
     def __init__(self, cell: Cell) -> None:
         self.runs: OrderedSet = {}  # all, in order of creation
@@ -63,11 +64,15 @@ class Book:
         self.done: OrderedSet = {}  # SUCCEEDED or CANCELLED, in order of their end
         self.failed: OrderedSet = {}
         self.cell = cell  # of the job itself
-        # Of the version that was asked for last, with its definition as `spec`; 0: of none yet.
+        # Of the version that was asked for last, with its definition; 0: of none yet.
         self.version = 0
         self.excludes = True  # allows no other run beside its own
-        self.scopes: tuple[Scope, ...] = ()
         self.cells: tuple[Cell, ...] = ()
+
+    @property
+    def scopes(self) -> tuple[Scope, ...]:
+        """What a run of that version is counted in."""
+        return tuple(cell.scope for cell in self.cells)
 
 
 class Finished:

@@ -43,7 +43,7 @@ def blocked(state: State, run: Run, *, now_ms: int) -> Rejected | None:
     if run.ready_time_ms > now_ms:
         return Rejected(Reason.NOT_DUE, f"run {run.name} may start at {run.ready_time_ms} ms")
     book = state.book_of(run)
-    if book.spec.start_deadline_ms is not None and past_deadline(state, run, now_ms=now_ms):
+    if book.template.start_deadline_ms is not None and past_deadline(state, run, now_ms=now_ms):
         return Rejected(
             Reason.DEADLINE_PASSED, f"run {run.name} had to start by {deadline_ms(state, run)} ms"
         )
@@ -66,7 +66,7 @@ def deadline_ms(state: State, run: Run) -> int | None:
     Counted from the due time of the newest occurrence that the run covers. Whoever retries a run by
     hand wants it late rather than never.
     """
-    after_ms = state.spec_of(run).start_deadline_ms
+    after_ms = state.template_of(run).start_deadline_ms
     if after_ms is None or run.state is not RunState.PENDING:
         return None
     if run.last_token or run.hand_retry_count:
@@ -83,7 +83,7 @@ def past_deadline(state: State, run: Run, *, now_ms: int) -> bool:
 
 
 def may_overlap(state: State, run: Run) -> bool:
-    return state.spec_of(run).overlap is Overlap.ALLOW
+    return state.template_of(run).overlap is Overlap.ALLOW
 
 
 def grant(run: Run, lease: Lease, *, index: int) -> Run:
@@ -184,7 +184,7 @@ def after_failure(
     cause = failed.error_kind or str(failed.outcome)
     if run.cancel_requested:
         return finish(run, RunState.CANCELLED, now_ms=state.time_ms, index=index, reason=run.reason)
-    policy = state.spec_of(run).retry
+    policy = state.template_of(run).retry
     if not retryable or failed.error_kind in policy.non_retryable_errors:
         why = f"{cause}: not retryable"
         return finish(run, RunState.FAILED, now_ms=state.time_ms, index=index, reason=why)

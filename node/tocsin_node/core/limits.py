@@ -63,7 +63,7 @@ def most_held(state: State, run: Run, scope: Scope) -> int:
     if kind is ScopeKind.JOB:
         return job.template.max_concurrent_runs
     named: Iterable[int] = state.key_limits.get(scope, ())
-    spec = state.spec_of(run)
+    spec = state.template_of(run)
     if not job.deleted and job.template.concurrency_key == spec.concurrency_key:
         return min(named)
     return min((spec.max_concurrent_per_key, *named))

@@ -703,7 +703,7 @@ def _grant_run(state: State, name: str, grant: Grant | Grants) -> Result:
             if limits.most_held(state, run, cell.scope) == 1:
                 cell.alone_index = index
         limits.spend(state, run)
-    spec, waited = book.spec, run
+    spec, waited = book.template, run
     if spec.start_deadline_ms is not None:
         _close_ranges(state, run)
     lease = Lease(

@@ -148,6 +148,7 @@ class State:
         self.wide_active: dict[int, WideChange] = {}  # those that are not over, oldest first
         self._calendar_uses: Counter[tuple[str, int]] = Counter()  # by name and version
         self._cells: dict[Scope, Cell] = {}  # but those of jobs
+        self._shared_cells: dict[tuple[str, str], tuple[Cell, Cell]] = {}  # by queue and namespace
         self._left_cells: dict[Scope, Cell] = {}  # by the entry that is being applied
         self._strays: dict[str, tuple[Scope, int]] = {}  # held runs whose job has left their key
         self._request_ids: deque[str] = deque()  # oldest first
@@ -170,11 +171,27 @@ class State:
         return None if job is None or job.deleted else job
 
     def spec_of(self, run: Run) -> JobSpec:
-        """The definition that a run executes, as it was when the run was made."""
+        """The definition that a run executes, as it was when the run was made.
+
+        It is put together each time: what needs no payload reads `template_of`.
+        """
+        return self.definition(run.job, run.version)
+
+    def template_of(self, run: Run) -> JobSpec:
+        """The same, of which only the payload may be missing."""
         book = self.books.get(run.job)
         if book is not None and book.version == run.version:
-            return book.spec
-        return self.definition(run.job, run.version)
+            return book.template
+        return self._definition(run.job, run.version)[0]
+
+    def payload_of(self, run: Run) -> bytes:
+        """What a run is executed with: its own payload, or that of its definition."""
+        if run.payload is not None:
+            return run.payload
+        book = self.books.get(run.job)
+        if book is not None and book.version == run.version:
+            return book.payload
+        return self._definition(run.job, run.version)[1]
 
     def definition(self, name: str, version: int) -> JobSpec:
         """A version of a job's definition, the present one or one that something refers to."""
@@ -182,6 +199,14 @@ class State:
         if job is not None and job.version == version:
             return job.spec
         return self.versions[name, version]
+
+    def _definition(self, name: str, version: int) -> tuple[JobSpec, bytes]:
+        """A version of a job's definition, of which the payload may be missing, and the payload."""
+        job = self.jobs.get(name)
+        if job is not None and job.version == version:
+            return job.template, job.payload
+        spec = self.versions[name, version]
+        return spec, spec.payload
 
     def book_of(self, run: Run) -> Book:
         """The book of a run's job, turned to the version that the run executes."""
@@ -191,23 +216,31 @@ class State:
         return book
 
     def _turn(self, book: Book, name: str, version: int) -> None:
-        spec = self.definition(name, version)
-        queue, namespace = (ScopeKind.QUEUE, spec.queue), (ScopeKind.NAMESPACE, namespace_of(name))
-        shared: tuple[Scope, ...] = (queue, namespace)
-        key = _key_scope(name, spec)
-        self._let_go(book)
-        book.version, book.spec = version, spec
-        book.excludes = spec.overlap is not _ALLOW
-        book.scopes = (*shared, book.cell.scope) if key is None else (*shared, book.cell.scope, key)
-        book.cells = tuple(self._cell(scope, book) for scope in book.scopes)
+        template, payload = self._definition(name, version)
+        if book.version:
+            self._let_go(book)
+        book.version, book.template, book.payload = version, template, payload
+        book.excludes = template.overlap is not _ALLOW
+        namespace = namespace_of(name)
+        shared = self._shared_cells.get((template.queue, namespace))
+        if shared is None:
+            queue_cell = self._cell((ScopeKind.QUEUE, template.queue))
+            shared = queue_cell, self._cell((ScopeKind.NAMESPACE, namespace))
+            self._shared_cells[template.queue, namespace] = shared
+        queue, space = shared
+        queue.book_count += 1
+        space.book_count += 1
+        if (key := _key_scope(name, template)) is None:
+            book.cells = queue, space, book.cell
+        else:
+            key_cell = self._cell(key)
+            key_cell.book_count += 1
+            book.cells = queue, space, book.cell, key_cell
 
-    def _cell(self, scope: Scope, book: Book) -> Cell:
-        if scope is book.cell.scope:
-            return book.cell
+    def _cell(self, scope: Scope) -> Cell:
         cell = self._cells.get(scope)
         if cell is None:
             cell = self._cells[scope] = self._new_cell(scope)
-        cell.book_count += 1
         return cell
 
     def _let_go(self, book: Book) -> None:
@@ -218,6 +251,7 @@ class State:
                 if not cell.book_count and not cell.held:
                     del self._cells[cell.scope]
                     self._left_cells[cell.scope] = cell
+                    self._shared_cells.clear()  # it may be in there
         book.cells = ()
 
     def _new_cell(self, scope: Scope) -> Cell:
@@ -602,9 +636,14 @@ class State:
 
     def _own_ledger(self, name: str) -> Ledger:
         """A job's ledger to write into: a capture that may still be read from keeps the old one."""
-        ledger = self.ledger[name]
-        if ledger.epoch != self.captures or name not in self.ledger:
-            ledger = self.ledger[name] = ledger.copy(self.captures)
+        ledger = self.ledger.get(name)
+        if ledger is None:
+            ledger = Ledger(self.jobs[name].anchor_time_ms, epoch=self.captures)
+        elif ledger.epoch != self.captures:
+            ledger = ledger.copy(self.captures)
+        else:
+            return ledger
+        self.ledger[name] = ledger
         return ledger
 
     def remember(self, request_id: str, request: Request) -> None:
@@ -659,7 +698,7 @@ class State:
             self._unindex_stray(name)
 
     def _index_stray(self, run: Run) -> None:
-        spec, job = self.spec_of(run), self.jobs[run.job]
+        spec, job = self.template_of(run), self.jobs[run.job]
         scope = _key_scope(run.job, spec)
         if scope is not None and (job.deleted or _key_scope(job.name, job.template) != scope):
             self._strays[run.name] = (scope, spec.max_concurrent_per_key)

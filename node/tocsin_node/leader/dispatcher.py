@@ -61,10 +61,13 @@ BACKLOG_BYTES_MAX = 4 * 1024 * 1024  # payloads on their way to one worker; it g
 log = logging.getLogger(__name__)
 
 
+Assigned = tuple[Run, JobSpec, bytes]  # definition without its payload, and what it is given
+
+
 class Outlet(Protocol):
     """Where a session's frames go; nothing here waits for them to arrive."""
 
-    def assign(self, seq: int, runs: Sequence[tuple[Run, JobSpec]]) -> None:
+    def assign(self, seq: int, runs: Sequence[Assigned]) -> None:
         """Sends runs with the leases that they hold."""
 
     def cancel(self, run: str, attempt: int, token: int, reason: str) -> None:
@@ -330,7 +333,7 @@ class Dispatcher:
             return "its job was deleted, and it is about to be cancelled"
         if run.ready_time_ms > now_ms:
             if run.state is RunState.RETRY_WAIT:
-                most = state.spec_of(run).retry.max_attempts
+                most = state.template_of(run).retry.max_attempts
                 attempt = f"attempt {run.attempt_count + 1} of {most}"
                 return f"waits until {_utc(run.ready_time_ms)} for {attempt}"
             return f"due at {_utc(run.ready_time_ms)}"
@@ -342,7 +345,7 @@ class Dispatcher:
         why = limits.explain(state, run, now_ms=now_ms)
         if why or not self.started:
             return why
-        return self._explain_ready(run, state.spec_of(run))
+        return self._explain_ready(run, state.template_of(run))
 
     def _explain_ready(self, run: Run, spec: JobSpec) -> str:
         offering = [s for s in self._sessions.values() if s.offers((spec.queue, spec.handler))]
@@ -452,7 +455,7 @@ class Dispatcher:
         state = self._replica.state
         if now_ms is None:
             now_ms = self._replica.clock.now_ms()
-        spec = state.spec_of(run)
+        spec = state.template_of(run)
         if run.ready_time_ms > now_ms:
             self._leave(name)
             self._put_later(name, run.ready_time_ms)
@@ -540,7 +543,7 @@ class Dispatcher:
                     heapq.heappop(heap)  # it left, or its own change is still to be looked at
                     continue
                 run = state.runs[name]
-                if self._waits_for(run, state.spec_of(run)) == scope:
+                if self._waits_for(run, state.template_of(run)) == scope:
                     break
                 heapq.heappop(heap)
                 self._put(run)
@@ -626,7 +629,7 @@ class Dispatcher:
             if ready is None:
                 return None
             run = state.runs[ready.run]
-            spec = state.spec_of(run)
+            spec = state.template_of(run)
             if self._waits_for(run, spec) is not None:
                 self._ready.drop(ready)
                 self._put(run)  # among the blocked
@@ -639,7 +642,7 @@ class Dispatcher:
             alone = spec.overlap is not Overlap.ALLOW
             if alone:
                 self._granting_alone[run.job] = None
-            payload_bytes = _size_bytes(run, spec)
+            payload_bytes = len(state.payload_of(run)) + len(run.checkpoint)
             return _Pick(run.name, run.job, alone, session, payload_bytes, scopes)
 
     def _counted(self, scopes: tuple[Scope, ...]) -> tuple[Scope, ...]:
@@ -746,19 +749,19 @@ class Dispatcher:
 
     def _send(self, session: Session, runs: list[Run]) -> None:
         state = self._replica.state
-        frame: list[tuple[Run, JobSpec]] = []
+        frame: list[Assigned] = []
         frame_bytes = 0
         for run in runs:
-            spec = state.spec_of(run)
-            payload_bytes = _size_bytes(run, spec)
-            if frame and frame_bytes + payload_bytes > FRAME_BYTES_MAX:
+            payload = state.payload_of(run)
+            size_bytes = len(payload) + len(run.checkpoint)
+            if frame and frame_bytes + size_bytes > FRAME_BYTES_MAX:
                 self._send_frame(session, frame)
                 frame, frame_bytes = [], 0
-            frame.append((run, spec))
-            frame_bytes += payload_bytes
+            frame.append((run, state.template_of(run), payload))
+            frame_bytes += size_bytes
         self._send_frame(session, frame)
 
-    def _send_frame(self, session: Session, frame: list[tuple[Run, JobSpec]]) -> None:
+    def _send_frame(self, session: Session, frame: list[Assigned]) -> None:
         session.seq += 1
         session.unseen.append((session.seq, len(frame)))
         session.unseen_items += len(frame)
@@ -798,11 +801,6 @@ class Dispatcher:
             return
         self._cancelled[name] = run.lease.token
         session.outlet.cancel(name, run.lease.attempt, run.lease.token, run.reason)
-
-
-def _size_bytes(run: Run, spec: JobSpec) -> int:
-    """What an assignment carries for its handler."""
-    return len(spec.payload if run.payload is None else run.payload) + len(run.checkpoint)
 
 
 def _job_of(run: str) -> str:

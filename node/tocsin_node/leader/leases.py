@@ -441,7 +441,7 @@ class Leases:
         """Begins to watch a lease; lease time has been advanced, and `cluster_ms` is now."""
         now_ms = self._time.now_ms
         attempt_age_ms = max(0, cluster_ms - lease.grant_time_ms)
-        timeout_ms = self._replica.state.spec_of(run).attempt_timeout_ms
+        timeout_ms = self._replica.state.template_of(run).attempt_timeout_ms
         live = _Live(
             token=lease.token,
             instance_id=lease.instance_id,

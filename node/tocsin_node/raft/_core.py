@@ -47,6 +47,8 @@ APPEND_BYTES_MAX = 8 * 1024 * 1024
 SEND_BYTES_PER_PASS = 512 * 1024
 # How long a new commit index waits for a batch that carries it, before it is sent by itself.
 TELL_COMMIT_S = 0.002
+# Entries by which a follower's state may be behind while its disk takes what came last.
+APPLY_LATER_MAX = 16
 # When a node stands for election after its link to the leader has closed: soon, and not in step.
 LOST_LEADER_S = (0.01, 0.1)
 _NEVER = 2**62
@@ -394,7 +396,23 @@ class RaftCore(_syncobj.SyncObj):  # type: ignore[misc]
         index = self.applied_index() + 1
         self._hooks.apply_entry(index, self._journal.term_at(index) or 0, command)
 
+    def applies_later(self) -> bool:
+        """Whether this follower's state has to wait for its disk.
+
+        An ack goes out as soon as the disk has what came last, and a majority waits for it.
+        Applying a large entry just then would hold it up for as long as that takes.
+        """
+        behind = self.commit_index() - self.applied_index()
+        return (
+            self._journal.dirty
+            and not self._journal.blocked
+            and behind <= APPLY_LATER_MAX
+            and not self.is_leader()
+        )
+
     def _SyncObj__applyLogEntries(self) -> bool:  # noqa: N802
+        if self.applies_later():
+            return False
         applied: bool = super()._SyncObj__applyLogEntries()
         appended = self._hooks.append_batch()
         if applied and not appended and not self._untold and self.is_leader():

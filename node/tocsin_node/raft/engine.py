@@ -832,7 +832,8 @@ class Engine:
         if core is None:
             return False
         alone = not self._others and core.is_leader() and core.commit_index() < self.last_index
-        return alone or core.applied_index() < core.commit_index()
+        behind = core.applied_index() < core.commit_index()
+        return alone or (behind and not core.applies_later())
 
     def _on_progress(self) -> None:
         """After a message: what it brought is synced, applied and told in the next pass."""
