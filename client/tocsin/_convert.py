@@ -15,7 +15,7 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 from google.rpc import error_details_pb2, status_pb2
 
-from tocsin.calendar import OnExcluded
+from tocsin.calendar import OnExcluded, WideChangeProgress
 from tocsin.schedule import At, Cron, DstFold, DstGap, Every, Schedule, instant
 from tocsin.types import (
     After,
@@ -52,9 +52,14 @@ from tocsin.types import (
     RunCause,
     RunChanges,
     RunState,
+    TzdataApplied,
+    TzdataMember,
+    TzdataMove,
+    TzdataPlan,
+    TzdataStatus,
     WorkerInfo,
 )
-from tocsin.v1 import cluster_pb2, fence_pb2, job_pb2, queue_pb2, run_pb2, worker_pb2
+from tocsin.v1 import calendar_pb2, cluster_pb2, fence_pb2, job_pb2, queue_pb2, run_pb2, worker_pb2
 
 _E = TypeVar("_E", bound=enum.StrEnum)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -566,7 +571,64 @@ def _from_member(message: cluster_pb2.Member) -> Member:
     )
 
 
+def from_tzdata_status(message: cluster_pb2.GetTzdataResponse) -> TzdataStatus:
+    return TzdataStatus(
+        release=message.release,
+        leader_release=message.leader_release,
+        members=tuple(
+            TzdataMember(id=one.id, release=one.release, reachable=one.reachable)
+            for one in message.members
+        ),
+        zoned_job_count=message.zoned_job_count,
+        zone_count=message.zone_count,
+        change=_optional_change(message),
+    )
+
+
+def from_tzdata_plan(message: cluster_pb2.PreviewTzdataResponse) -> TzdataPlan:
+    return TzdataPlan(
+        release=message.release,
+        new_release=message.new_release,
+        changed_zones=tuple(message.changed_zones),
+        moves=tuple(map(_from_tzdata_move, message.moves)),
+        next_page_token=message.next_page_token,
+    )
+
+
+def _from_tzdata_move(message: cluster_pb2.TzdataMove) -> TzdataMove:
+    return TzdataMove(
+        job=message.job,
+        time_zone=message.time_zone,
+        local_time=message.local_time,
+        old_time=optional_time(message, "old_time"),
+        new_time=optional_time(message, "new_time"),
+        local_new_time=message.local_new_time,
+        late=message.late,
+        decided_time=tuple(map(from_timestamp, message.decided_time)),
+    )
+
+
+def from_tzdata_applied(message: cluster_pb2.ApplyTzdataResponse) -> TzdataApplied:
+    return TzdataApplied(
+        release=message.release, change=_optional_change(message), repeated=message.repeated
+    )
+
+
+def from_change(message: calendar_pb2.WideChangeProgress) -> WideChangeProgress:
+    return WideChangeProgress(
+        id=message.id,
+        total_count=message.total_count,
+        done_count=message.done_count,
+        begin_time=optional_time(message, "begin_time"),
+        end_time=optional_time(message, "end_time"),
+    )
+
+
 # Helpers
+
+
+def _optional_change(message: Any) -> WideChangeProgress | None:
+    return from_change(message.change) if message.HasField("change") else None
 
 
 def _optional_duration(message: Any, name: str) -> timedelta | None:

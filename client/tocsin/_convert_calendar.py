@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tocsin._convert import _from_enum as from_enum
 from tocsin._convert import _to_enum as to_enum
-from tocsin._convert import from_timestamp, optional_time
+from tocsin._convert import from_change, from_timestamp, optional_time
 from tocsin.calendar import (
     Calendar,
     CalendarApplied,
@@ -13,7 +13,6 @@ from tocsin.calendar import (
     CalendarStretch,
     CalendarWindow,
     Weekday,
-    WideChangeProgress,
 )
 from tocsin.v1 import calendar_pb2
 
@@ -55,17 +54,7 @@ def from_calendar(message: calendar_pb2.Calendar) -> Calendar:
         create_time=optional_time(message, "create_time"),
         update_time=optional_time(message, "update_time"),
         job_count=message.job_count,
-        change=_from_change(message.change) if message.HasField("change") else None,
-    )
-
-
-def _from_change(message: calendar_pb2.WideChangeProgress) -> WideChangeProgress:
-    return WideChangeProgress(
-        id=message.id,
-        total_count=message.total_count,
-        done_count=message.done_count,
-        begin_time=optional_time(message, "begin_time"),
-        end_time=optional_time(message, "end_time"),
+        change=from_change(message.change) if message.HasField("change") else None,
     )
 
 

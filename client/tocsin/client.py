@@ -31,6 +31,7 @@ from tocsin._triggered import (
     TriggeredRuns,
     trigger_all,
 )
+from tocsin._tzdata_calls import AsyncTzdataCalls, TzdataCalls
 from tocsin._wide_calls import AsyncWideCalls, WideCalls
 from tocsin.calendar import OnExcluded
 from tocsin.errors import NotFound, RevisionCompacted
@@ -65,7 +66,7 @@ _T = TypeVar("_T")
 Endpoints = str | Path | Sequence[str] | None
 
 
-class AsyncClient(AsyncCalendars, AsyncQueueCalls, AsyncWideCalls):
+class AsyncClient(AsyncCalendars, AsyncQueueCalls, AsyncTzdataCalls, AsyncWideCalls):
     """A client for code that runs in an event loop; `async with` closes its connections.
 
     Args:
@@ -652,7 +653,7 @@ class AsyncClient(AsyncCalendars, AsyncQueueCalls, AsyncWideCalls):
         return _convert.from_timestamp(response.cluster_time)
 
 
-class Client(Calendars, QueueCalls, WideCalls):
+class Client(Calendars, QueueCalls, TzdataCalls, WideCalls):
     """The same for code without an event loop; usable from any thread; `with` closes it.
 
     Arguments, methods and errors are those of AsyncClient. The work happens on one background

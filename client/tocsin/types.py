@@ -14,7 +14,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from tocsin.calendar import OnExcluded
+from tocsin.calendar import OnExcluded, WideChangeProgress
 from tocsin.schedule import Schedule
 
 __all__ = [
@@ -54,6 +54,11 @@ __all__ = [
     "RunChanges",
     "RunState",
     "Trigger",
+    "TzdataApplied",
+    "TzdataMember",
+    "TzdataMove",
+    "TzdataPlan",
+    "TzdataStatus",
     "WideChange",
     "WorkerInfo",
 ]
@@ -694,3 +699,75 @@ class ClusterStatus:
     trusted_node: str = ""
     tzdata_version: str = ""
     alarms: Sequence[str] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class TzdataMember:
+    """Which release of the time zone database a node has; empty while it is not known."""
+
+    id: str
+    release: str
+    reachable: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class TzdataStatus:
+    """Which release of the time zone database the cluster plans with, and who has which.
+
+    Attributes:
+        release: that the cluster plans with.
+        leader_release: that the leader has, and that would be applied.
+        zoned_job_count: jobs that are planned in some time zone.
+        zone_count: zones in which something is planned, or was.
+        change: the last change of the release, if one was applied lately.
+    """
+
+    release: str
+    leader_release: str
+    members: Sequence[TzdataMember]
+    zoned_job_count: int
+    zone_count: int
+    change: WideChangeProgress | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TzdataMove:
+    """A fire that another release of the time zone database moves.
+
+    Attributes:
+        local_time: on the clock of the zone as the cluster plans now; empty without `old_time`.
+        old_time, new_time: None where there is no such fire.
+        local_new_time: on the clock of the zone by the new rules.
+        late: the new instant has passed, so it fires at once, late.
+        decided_time: at these instants of the new rules nothing fires, since their local times
+            were decided already.
+    """
+
+    job: str
+    time_zone: str
+    local_time: str
+    old_time: datetime | None
+    new_time: datetime | None
+    local_new_time: str
+    late: bool
+    decided_time: Sequence[datetime]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TzdataPlan:
+    """One page of what a change of the release would move; see `plan_tzdata`."""
+
+    release: str
+    new_release: str
+    changed_zones: Sequence[str]
+    moves: Sequence[TzdataMove]
+    next_page_token: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TzdataApplied:
+    """The change of the release; `repeated` if it had been applied before."""
+
+    release: str
+    change: WideChangeProgress | None
+    repeated: bool

@@ -102,7 +102,8 @@ class Around:
         """Decides one nominal time, or with it all others of the same stretch of exclusion."""
         allowed_s = self._exclusion.next_allowed(next_ms // SECOND_MS)
         if allowed_s is not None and allowed_s * SECOND_MS == next_ms:
-            return [Decision(next_ms, next_ms + self._offset_ms)]
+            late = next_ms in self._table.late_ms
+            return [Decision(next_ms, next_ms + self._offset_ms, late)]
         last_ms = until_ms if allowed_s is None else min(until_ms, allowed_s * SECOND_MS - 1)
         if not self._moves or allowed_s is None:
             return [_skipped([self._stretch(next_ms, last_ms, excluded=True)])]

@@ -105,7 +105,7 @@ def instants_of(job: Job, local: datetime) -> tuple[list[int], Step | None]:
         two for a time that it shows twice; UTC milliseconds.
     """
     key = _zone_key(job)
-    zone = load_zone(key)
+    zone = load_zone(key, _zone_rules(job))
     wall_s = int(local.replace(tzinfo=UTC).timestamp())
     found = sorted(
         {
@@ -380,6 +380,11 @@ def _terms(state: State, first_index: int, last_index: int) -> Iterator[Step]:
 def _zone_key(job: Job) -> str:
     zones = (each.time_zone for each in job.spec.schedules if each.kind is ScheduleKind.CRON)
     return next(zones, "UTC")
+
+
+def _zone_rules(job: Job) -> str:
+    rules = (each.rules for each in job.spec.schedules if each.kind is ScheduleKind.CRON)
+    return next(rules, "")
 
 
 def _utc(time_ms: int) -> str:

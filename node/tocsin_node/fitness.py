@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from tocsin_node.core.model import release_order
 from tocsin_node.replica import Replica
-from tocsin_node.schedule import tzdata_version
+from tocsin_node.schedule import ZoneDatabase, installed_zones
 
 CLOCK_OFF = "its wall clock does not agree with a majority's"
 ALONE = "no other node is fit to lead, so this one stays"
@@ -19,10 +19,18 @@ ALONE = "no other node is fit to lead, so this one stays"
 class Standing:
     """What the Raft layer asks about this node's clock and zones, and tells them (`NodeClock`)."""
 
-    def __init__(self, replica: Replica, node_id: str, *, tzdata: str | None = None) -> None:
+    def __init__(
+        self,
+        replica: Replica,
+        node_id: str,
+        *,
+        tzdata: str | None = None,
+        zones: ZoneDatabase | None = None,
+    ) -> None:
         self._replica = replica
         self._node_id = node_id
-        self._tzdata = tzdata_version() if tzdata is None else tzdata
+        self.zones = zones or installed_zones()  # this node's
+        self._tzdata = self.zones.release if tzdata is None else tzdata
 
     @property
     def tzdata(self) -> str:
@@ -67,7 +75,9 @@ class Standing:
 
     def alarms(self, *, leads: bool) -> list[str]:
         """What is wrong with clocks and zones as this node sees it, a sentence each."""
-        return [*(self._clock_alarms() if leads else ()), *self._member_alarms(leads=leads)]
+        if not leads:
+            return self._member_alarms(leads=False)
+        return [*self._clock_alarms(), *self._member_alarms(leads=True), *self._zone_alarms()]
 
     def _clock_alarms(self) -> list[str]:
         clock = self._replica.clock
@@ -90,6 +100,33 @@ class Standing:
                 " stands still until they have caught up"
             ]
         return []
+
+    def _zone_alarms(self) -> list[str]:
+        """That an update of tzdata is installed everywhere and not in use."""
+        releases = [release for _, release, _ in self.releases()]
+        planned = self._replica.state.tzdata
+        if any(release_order(release) <= release_order(planned) for release in releases):
+            return []
+        return [
+            f"every node has tzdata {min(releases, key=release_order)}, and the cluster plans with"
+            f" {planned}: see tocsin cluster tzdata plan, then tocsin cluster tzdata apply"
+        ]
+
+    def releases(self) -> list[tuple[str, str, bool]]:
+        """Of each member its id, its release of the zone database and whether it is linked.
+
+        The release is empty while nobody has heard it.
+        """
+        peers = {peer.id: peer for peer in self._replica.engine.peer_status()}
+        found: list[tuple[str, str, bool]] = []
+        for node_id in self._replica.config.node_ids:
+            peer = peers.get(node_id)
+            if node_id == self._node_id or peer is None:
+                found.append((node_id, self._tzdata, True))
+            else:
+                release = "" if peer.fitness is None else peer.fitness.tzdata
+                found.append((node_id, release, peer.reachable))
+        return found
 
     def _member_alarms(self, *, leads: bool) -> list[str]:
         replica, alarms = self._replica, []

@@ -10,12 +10,12 @@ its definition, in its order (`State.calendars_of`).
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from msgspec.structs import replace
 
-from tocsin_node.core import wide
-from tocsin_node.core.command import Decision, Plan, ReplanJob, SettleJob
+from tocsin_node.core import wide, zones
+from tocsin_node.core.command import Decision, Plan, ReplanJob, ReplanZones, SettleJob
 from tocsin_node.core.model import (
     SECOND_MS,
     CalendarSpec,
@@ -23,18 +23,20 @@ from tocsin_node.core.model import (
     JobSpec,
     Misfire,
     Outcome,
+    Schedule,
     ScheduleKind,
+    WideKind,
 )
 from tocsin_node.core.state import State
 from tocsin_node.excluded import COUNT_EXACT_MAX, Around
-from tocsin_node.schedule import Timetable, jitter_ms
+from tocsin_node.schedule import Timetable, jitter_ms, load_zone, moved, needs_anchor
 
 DECISIONS_MAX = 100  # occurrences on time that one command decides; the next command goes on
 SETTLE_MAX = 1_000  # occurrences on time that one edit decides; they travel in one log entry
 
-Calendars = tuple[CalendarSpec, ...]
+TABLES_KEPT = 10_000  # definitions whose timetables are found by the object that they are
 
-_FIXED_ZONES = ("UTC", "Etc/UTC")
+Calendars = tuple[CalendarSpec, ...]
 
 
 class Backlog(Exception):
@@ -133,7 +135,7 @@ def settle(job: Job, now_ms: int, calendars: Calendars = ()) -> tuple[tuple[Deci
     )
 
 
-def replan(state: State, job: Job, now_ms: int) -> ReplanJob | None:
+def replan(state: State, job: Job, now_ms: int) -> ReplanJob | ReplanZones | None:
     """The next step of the oldest wide change that waits for a job; None: none does.
 
     What comes before its planning instant is decided under the old rules, also what is jittered or
@@ -142,10 +144,16 @@ def replan(state: State, job: Job, now_ms: int) -> ReplanJob | None:
     change = wide.holding(state, job)
     if change is None:
         return None
+    if change.kind is WideKind.TZDATA:
+        after = wide.calendars_after(state, change, job)
+        calendars = state.calendars_of(replace(job.template, calendars=after))
+        schedules, plan = by_rules(state, job, state.zones, calendars)
+        named = job.name, job.uid, job.version, job.mark_time_ms
+        return ReplanZones(change.id, *named, schedules, plan)
     until_ms = wide.settle_until_ms(change, job)
     calendars = state.calendars_of(job.template)
     decisions, plan, settled = _settle(job, now_ms, calendars, until_ms=until_ms)
-    spec = replace(job.template, calendars=wide.calendars_after(change, job))
+    spec = replace(job.template, calendars=wide.calendars_after(state, change, job))
     if settled:
         plan = plan_after(
             job.name,
@@ -164,6 +172,50 @@ def replan(state: State, job: Job, now_ms: int) -> ReplanJob | None:
         plan,
         settled,
         spec.calendars,
+    )
+
+
+def by_rules(
+    state: State, job: Job, rules: Mapping[str, str], calendars: Calendars
+) -> tuple[tuple[Schedule, ...], Plan]:
+    """What becomes of a job when zones have other rules: it goes on from its mark.
+
+    Args:
+        rules: for each zone the release whose rules it is to have, see core/zones.py.
+        calendars: those of its definition by these rules.
+    """
+    mark_ms = job.mark_time_ms
+    schedules = tuple(_by_rules(state, one, rules, mark_ms) for one in job.template.schedules)
+    plan = plan_after(
+        job.name,
+        replace(job.template, schedules=schedules),
+        anchor_time_ms=job.anchor_time_ms,
+        mark_time_ms=mark_ms,
+        calendars=calendars,
+    )
+    return schedules, plan
+
+
+def _by_rules(state: State, schedule: Schedule, rules: Mapping[str, str], mark_ms: int) -> Schedule:
+    key = zones.zone_of(schedule)
+    release = "" if key is None else rules.get(key, "")
+    if key is None or release == schedule.rules:
+        return schedule
+    mark_s = mark_ms // SECOND_MS
+    old = schedule.rules or zones.rules_before(state, key, release)
+    decided_s, late_s = schedule.decided_s, schedule.late_s
+    if schedule.decided_by and schedule.mark_s == mark_s:
+        # Nothing has been decided since the last change, so it is as if that one had not been.
+        old, decided_s, late_s = schedule.decided_by, (), ()
+    new = load_zone(key, release)
+    found = moved(schedule, load_zone(key, old), new, mark_s, decided_s=decided_s, late_s=late_s)
+    return replace(
+        schedule,
+        rules=release,
+        decided_s=found.decided_s,
+        late_s=found.late_s,
+        mark_s=mark_s if found.met else 0,
+        decided_by=old if found.met else "",
     )
 
 
@@ -227,7 +279,7 @@ def plan_after(
 def needs_zones(spec: JobSpec) -> bool:
     """Whether planning such a job asks the time zone database, as calendars may do too."""
     return bool(spec.exclusions) or any(
-        schedule.kind is ScheduleKind.CRON and schedule.time_zone not in _FIXED_ZONES
+        schedule.kind is ScheduleKind.CRON and schedule.time_zone not in zones.FIXED
         for schedule in spec.schedules
     )
 
@@ -252,7 +304,7 @@ def _decide(
     while next_ms is not None and next_ms <= until_ms:
         if len(decisions) >= most:
             break
-        decisions.append(Decision(next_ms, next_ms + offset_ms))
+        decisions.append(Decision(next_ms, next_ms + offset_ms, next_ms in table.late_ms))
         mark_ms, next_ms = next_ms, table.next_after(next_ms)
     due_ms = None if next_ms is None else next_ms + offset_ms
     return tuple(decisions), Plan(mark_ms, next_ms, due_ms)
@@ -355,7 +407,22 @@ def _around(job: Job, calendars: Calendars) -> Around:
 
 
 def _timetable(spec: JobSpec, anchor_time_ms: int) -> Timetable:
-    return Timetable.build(spec.schedules, anchor_time_ms=anchor_time_ms)
+    """The timetable of a definition; most jobs share theirs, and so its answers.
+
+    A definition is kept with its timetable, so an identity in the table means the same object.
+    """
+    kept = _tables.get(id(spec))
+    if kept is not None and kept[2] in (None, anchor_time_ms):
+        return kept[1]
+    table = Timetable.build(spec.schedules, anchor_time_ms=anchor_time_ms)
+    if len(_tables) >= TABLES_KEPT:
+        _tables.clear()
+    anchor_ms = anchor_time_ms if needs_anchor(spec.schedules) else None
+    _tables[id(spec)] = spec, table, anchor_ms
+    return table
+
+
+_tables: dict[int, tuple[JobSpec, Timetable, int | None]] = {}
 
 
 def _offset_ms(job: Job) -> int:

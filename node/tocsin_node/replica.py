@@ -20,6 +20,7 @@ from tocsin_node.core.pack import pack, size, unpack
 from tocsin_node.core.result import Applied, Reason, Rejected, Result
 from tocsin_node.core.state import Captured, State, capture, restore_chunks
 from tocsin_node.raft.engine import Engine
+from tocsin_node.schedule import keep_rules
 
 PROPOSE_TIMEOUT_S = 10.0
 
@@ -81,6 +82,8 @@ class Replica:
         """
         results = apply_payloads(self.state, index, stamp_ms, payloads)
         self.clock.observe(self.state.time_ms)
+        for key, release in self.state.changed_zones:
+            keep_rules(key, release, self.state.zone_rules[key, release])
         if self._listeners:
             state = self.state
             self._tell(
@@ -114,6 +117,8 @@ class Replica:
     def _take_into_use(self, state: State) -> None:
         before, self.state = self.state, state
         self.clock.observe(state.time_ms)
+        for (key, release), data in state.zone_rules.items():
+            keep_rules(key, release, data)
         runs = dict.fromkeys([*before.runs, *state.runs])
         jobs = dict.fromkeys([*before.jobs, *state.jobs])
         gates = dict.fromkeys([*before.gates, *state.gates])

@@ -32,6 +32,7 @@ from tocsin.v1 import (
 )
 from tocsin_node.api._forward import MESSAGE_BYTES_MAX, Edge
 from tocsin_node.api._pages import Slices
+from tocsin_node.api._tzdata import Tzdata
 from tocsin_node.api.calendars import CalendarService
 from tocsin_node.api.cluster import ClusterService
 from tocsin_node.api.fence import FenceService
@@ -55,6 +56,7 @@ from tocsin_node.leader.undertaker import Undertaker
 from tocsin_node.leader.upgrade import Upgrade
 from tocsin_node.leader.watchdog import Watchdog
 from tocsin_node.leader.wide import Wide
+from tocsin_node.leader.zones import ZoneKeeper
 from tocsin_node.metrics import Load, Metrics
 from tocsin_node.raft.engine import (
     AddressInUse,
@@ -69,7 +71,7 @@ from tocsin_node.raft.engine import (
     StartRefused,
 )
 from tocsin_node.replica import Replica
-from tocsin_node.schedule import use_packaged_zones
+from tocsin_node.schedule import ZoneDatabase, use_packaged_zones
 
 # Threads of the runtime hold the interpreter for at most this long while the loop waits for it.
 SWITCH_INTERVAL_S = 0.0005
@@ -129,6 +131,7 @@ class Server:
         rejoin: bool = False,
         make_engine: Callable[[Replica], Engine] | None = None,
         dial: Callable[[str], grpc.aio.Channel] | None = None,
+        zones: ZoneDatabase | None = None,
     ) -> None:
         self.node = config.node(node_id)
         self.config = config
@@ -140,7 +143,8 @@ class Server:
                 max_skew_ms=config.raft.max_clock_skew_ms,
             )
         self.replica = Replica(config, clock)
-        self.standing = Standing(self.replica, node_id)
+        self.standing = Standing(self.replica, node_id, zones=zones)
+        self.zones = ZoneKeeper(self.replica, self.standing.zones)
         if make_engine is not None:
             self.engine = make_engine(self.replica)
         else:
@@ -162,6 +166,7 @@ class Server:
                 Wide(self.replica, may_plan_zones=lambda: self.standing.may_plan_zones),
                 Undertaker(self.replica),
                 Upgrade(self.replica),
+                self.zones,
             ),
             health=self.health,
             on_fatal=on_fatal,
@@ -220,11 +225,12 @@ class Server:
             oldest_due_time_ms=self.dispatcher.oldest_due_time_ms(),
         )
 
-    def _cluster_service(self) -> ClusterService:
+    def _cluster_service(self, slices: Slices) -> ClusterService:
         return ClusterService(
             self.replica,
             self.leadership,
             self.standing,
+            Tzdata(self.replica, self.standing, self.zones, slices),
             folder=self.config.node_data_dir(self.node.id),
             worker_count=lambda: len(self.dispatcher.workers()),
         )
@@ -242,6 +248,7 @@ class Server:
             JobService(
                 self.replica,
                 slices,
+                self.zones,
                 waits_for=self.dispatcher.explain,
                 may_plan_zones=lambda: self.standing.may_plan_zones,
             ),
@@ -256,10 +263,10 @@ class Server:
         )
         fence_pb2_grpc.add_FenceServiceServicer_to_server(FenceService(self.replica), server)
         calendar_pb2_grpc.add_CalendarServiceServicer_to_server(
-            CalendarService(self.replica, slices), server
+            CalendarService(self.replica, slices, self.zones), server
         )
         cluster_pb2_grpc.add_ClusterServiceServicer_to_server(
-            self._cluster_service(),
+            self._cluster_service(slices),
             server,
         )
         self.health.register(server)

@@ -154,6 +154,9 @@ class FakeClient:
     )
     queues: dict[str, Queue] = field(default_factory=dict)
     matching: int = 0  # runs that any filter matches
+    tzdata: types.TzdataStatus | None = None
+    tzdata_after: types.TzdataStatus | None = None  # from the second look on
+    tzdata_pages: list[types.TzdataPlan] = field(default_factory=list)
     error: Exception | None = None
     calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = field(default_factory=list)
     opened_with: list[Settings] = field(default_factory=list)
@@ -420,6 +423,20 @@ class FakeClient:
         path.write_bytes(b"state")
         node_id = self.opened_with[-1].endpoints or ""
         return types.Backup(path=path, node_id=node_id, index=100, size_bytes=5, sha256="ab")
+
+    def tzdata_status(self) -> types.TzdataStatus:
+        self._note("tzdata_status")
+        assert self.tzdata is not None
+        found, self.tzdata = self.tzdata, self.tzdata_after or self.tzdata
+        return found
+
+    def plan_tzdata(self) -> Iterator[types.TzdataPlan]:
+        self._note("plan_tzdata")
+        yield from self.tzdata_pages
+
+    def apply_tzdata(self) -> types.TzdataApplied:
+        self._note("apply_tzdata")
+        return types.TzdataApplied(release="2026f", change=progress(done=0), repeated=False)
 
     def trust_clock(self, node_id: str) -> datetime:
         self._note("trust_clock", node_id)

@@ -26,7 +26,10 @@ from tocsin_node.core.model import (
     Overlap,
     RetryPolicy,
     RunState,
+    Schedule,
+    ScheduleKind,
     ScopeKind,
+    ZoneRules,
 )
 from tocsin_node.core.result import Applied, Reason, Rejected
 
@@ -114,6 +117,11 @@ UseSchema                          | =               | =                     | =
 BeginIncarnation                   | =               | =                     | =                     | =                     | =                     | =             | =             | =
 BeginIncarnation, of a restore     | =               | =                     | RETRY_WAIT            | CANCELLED             | =                     | =             | =             | =
 BeginIncarnation, decided before   | `STALE_PLAN`    | `STALE_PLAN`          | `STALE_PLAN`          | `STALE_PLAN`          | `STALE_PLAN`          | `STALE_PLAN`  | `STALE_PLAN`  | `STALE_PLAN`
+SetZones                           | =               | =                     | =                     | =                     | =                     | =             | =             | =
+BeginTzdata                        | =               | =                     | =                     | =                     | =                     | =             | =             | =
+BeginTzdata, during a wide change  | `WIDE_CHANGE_IN_PROGRESS` | `WIDE_CHANGE_IN_PROGRESS` | `WIDE_CHANGE_IN_PROGRESS` | `WIDE_CHANGE_IN_PROGRESS` | `WIDE_CHANGE_IN_PROGRESS` | `WIDE_CHANGE_IN_PROGRESS` | `WIDE_CHANGE_IN_PROGRESS` | `WIDE_CHANGE_IN_PROGRESS`
+ReplanZones                        | =               | =                     | =                     | =                     | =                     | =             | =             | =
+ReplanZones, of a change that is over | `STALE_PLAN` | `STALE_PLAN`          | `STALE_PLAN`          | `STALE_PLAN`          | `STALE_PLAN`          | `STALE_PLAN`  | `STALE_PLAN`  | `STALE_PLAN`
 ClockBase                          | =               | =                     | =                     | =                     | =                     | =             | =             | =
 """
 
@@ -354,6 +362,34 @@ def late_replan(m: Machine) -> c.Command:
     return step
 
 
+def zoned(m: Machine) -> c.BeginTzdata:
+    """The job has a zone, of which another release is about to bring other rules."""
+    m.done(c.SetZones((ZoneRules("Europe/Berlin", "2026a", b"1"),)))
+    daily = Schedule(ScheduleKind.CRON, "0 9 * * *", time_zone="Europe/Berlin", rules="2026a")
+    spec = replace(m.state.jobs[NAME].spec, schedules=(daily,))
+    m.done(c.UpdateJob(m.request(), NAME, *seen(m), spec, (), plan(m)))
+    m.done(c.SetZones((ZoneRules("Europe/Berlin", "2026b", b"2"),)))
+    return c.BeginTzdata(m.state.tzdata, "2026b", ("Europe/Berlin",), 1)
+
+
+def tzdata_during_a_change(m: Machine) -> c.Command:
+    wide_change(m)
+    return c.BeginTzdata(m.state.tzdata, "2026b", (), 0)
+
+
+def replan_zones(m: Machine) -> c.Command:
+    m.done(zoned(m))
+    step = planner.replan(m.state, m.state.jobs[NAME], m.now_ms)
+    assert step is not None
+    return step
+
+
+def late_replan_zones(m: Machine) -> c.Command:
+    step = replan_zones(m)
+    m.done(c.EndWide(m.state.index))
+    return step
+
+
 def sweep(*, retry: bool) -> Callable[[Machine], c.Command]:
     return lambda m: c.SweepRuns(m.request(), retry, (FIRST,), "", True)
 
@@ -441,6 +477,11 @@ MAKE: dict[str, Callable[[Machine], c.Command]] = {
     "BeginIncarnation": lambda m: c.BeginIncarnation("", "i1", False),
     "BeginIncarnation, of a restore": lambda m: c.BeginIncarnation("", "i1", True),
     "BeginIncarnation, decided before": lambda m: c.BeginIncarnation("i0", "i1", True),
+    "SetZones": lambda m: c.SetZones((ZoneRules("Europe/Berlin", "2026a", b"1"),)),
+    "BeginTzdata": zoned,
+    "BeginTzdata, during a wide change": tzdata_during_a_change,
+    "ReplanZones": replan_zones,
+    "ReplanZones, of a change that is over": late_replan_zones,
     "ClockBase": lambda m: c.ClockBase("trusted", "n2"),
 }
 

@@ -34,6 +34,11 @@ from tests.promises.limits import (
     test_namespaces_of_equal_priority_take_turns_and_nothing_waits_for_ever,
     test_no_limit_is_passed_and_a_change_of_the_leader_lets_nothing_past_it,
 )
+from tests.promises.zones import (
+    test_after_an_update_of_tzdata_each_local_time_has_one_outcome,
+    test_an_audit_holds_what_was_decided_before_an_update_of_tzdata_to_the_rules_of_then,
+    test_an_update_of_tzdata_moves_nothing_before_it_is_applied,
+)
 from tests.properties.test_histories import play
 from tests.raft.conftest import new_cluster
 from tests.raft.test_rejoin import (
@@ -73,6 +78,9 @@ __all__ = [
     "test_a_run_past_its_start_deadline_is_never_started_and_the_ledger_says_so",
     "test_a_run_retried_by_hand_keeps_its_key_and_its_tokens_go_on_rising",
     "test_a_wide_change_under_one_request_id_changes_each_run_once_whoever_leads",
+    "test_after_an_update_of_tzdata_each_local_time_has_one_outcome",
+    "test_an_audit_holds_what_was_decided_before_an_update_of_tzdata_to_the_rules_of_then",
+    "test_an_update_of_tzdata_moves_nothing_before_it_is_applied",
     "test_leaders_that_change_every_12_s_do_not_keep_a_dead_worker_s_lease_alive",
     "test_namespaces_of_equal_priority_take_turns_and_nothing_waits_for_ever",
     "test_no_limit_is_passed_and_a_change_of_the_leader_lets_nothing_past_it",

@@ -48,6 +48,11 @@ MESSAGES: dict[type[object], type[Message]] = {
     types.Member: cluster_pb2.Member,
     types.OccurrenceRange: job_pb2.OccurrenceRange,
     types.Preview: job_pb2.PreviewFireTimesResponse,
+    types.TzdataMember: cluster_pb2.TzdataMember,
+    types.TzdataMove: cluster_pb2.TzdataMove,
+    types.TzdataPlan: cluster_pb2.PreviewTzdataResponse,
+    types.TzdataStatus: cluster_pb2.GetTzdataResponse,
+    types.TzdataApplied: cluster_pb2.ApplyTzdataResponse,
     types.Restored: cluster_pb2.Restored,
     types.Queue: queue_pb2.Queue,
     types.RateLimit: queue_pb2.RateLimit,
@@ -100,7 +105,10 @@ def _set(message: Message, field: Any, value: Any) -> None:
         target.update(value)
     elif field.message_type is not None and _is_repeated(field):
         for item in value:
-            target.append(_filled(item))
+            if isinstance(item, datetime):
+                target.add().FromDatetime(item)
+            else:
+                target.append(_filled(item))
     elif field.message_type is not None and isinstance(value, datetime):
         target.FromDatetime(value)
     elif field.message_type is not None and isinstance(value, timedelta):

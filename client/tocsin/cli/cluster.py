@@ -14,6 +14,7 @@ import click
 from tocsin.cli import _complete, _output
 from tocsin.cli._json import as_json
 from tocsin.cli._options import Settings, global_options, pass_settings
+from tocsin.cli.tzdata import tzdata
 from tocsin.errors import ApiError, NoLeader, Unavailable
 from tocsin.types import Backup, ClusterStatus, Member, NodeRole, Restored
 
@@ -37,7 +38,11 @@ def cluster() -> None:
       tocsin cluster backup monday.tocsin
       tocsin cluster leader transfer n2
       tocsin cluster clock trust n2
+      tocsin cluster tzdata plan
     """
+
+
+cluster.add_command(tzdata)
 
 
 @dataclass(frozen=True)

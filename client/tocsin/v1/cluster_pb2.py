@@ -24,37 +24,54 @@ _sym_db = _symbol_database.Default()
 
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
+from tocsin.v1 import calendar_pb2 as tocsin_dot_v1_dot_calendar__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17tocsin/v1/cluster.proto\x12\ttocsin.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xe8\x01\n\x06Member\x12\n\n\x02id\x18\x01 \x01(\t\x12\x14\n\x0craft_address\x18\x02 \x01(\t\x12\x13\n\x0b\x61pi_address\x18\x03 \x01(\t\x12!\n\x04role\x18\x04 \x01(\x0e\x32\x13.tocsin.v1.NodeRole\x12\x11\n\treachable\x18\x05 \x01(\x08\x12\x13\n\x0bmatch_index\x18\x06 \x01(\x03\x12-\n\nclock_skew\x18\x07 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x16\n\x0etzdata_version\x18\x08 \x01(\t\x12\x15\n\runfit_reasons\x18\t \x03(\t\"\x12\n\x10GetStatusRequest\"\xd6\x04\n\x11GetStatusResponse\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x0f\n\x07node_id\x18\x02 \x01(\t\x12\x11\n\tleader_id\x18\x03 \x01(\t\x12\x0c\n\x04term\x18\x04 \x01(\x03\x12\x14\n\x0c\x63ommit_index\x18\x05 \x01(\x03\x12\x15\n\rapplied_index\x18\x06 \x01(\x03\x12\x12\n\nhas_quorum\x18\x07 \x01(\x08\x12\"\n\x07members\x18\x08 \x03(\x0b\x32\x11.tocsin.v1.Member\x12)\n\x06uptime\x18\t \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x30\n\x0c\x63luster_time\x18\n \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x11\n\tjob_count\x18\x0b \x01(\x03\x12\x18\n\x10\x61\x63tive_run_count\x18\x0c \x01(\x03\x12\x14\n\x0cworker_count\x18\r \x01(\x05\x12\x0f\n\x07version\x18\x0e \x01(\t\x12\x12\n\nprocess_id\x18\x0f \x01(\x03\x12\x14\n\x0c\x63lock_source\x18\x10 \x01(\t\x12\x14\n\x0ctrusted_node\x18\x11 \x01(\t\x12\x16\n\x0etzdata_version\x18\x12 \x01(\t\x12\x0e\n\x06\x61larms\x18\x13 \x03(\t\x12\x13\n\x0bincarnation\x18\x14 \x01(\t\x12%\n\x08restored\x18\x15 \x01(\x0b\x32\x13.tocsin.v1.Restored\x12\x11\n\trejoining\x18\x16 \x01(\x08\x12\x13\n\x0b\x61lert_count\x18P \x01(\x03\x12\x19\n\x11\x64\x65\x61\x64_letter_count\x18Q \x01(\x03\"|\n\x08Restored\x12\x30\n\x0crestore_time\x18\x01 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\r\n\x05index\x18\x02 \x01(\x03\x12\x17\n\x0fin_flight_count\x18\x03 \x01(\x03\x12\x16\n\x0ein_flight_runs\x18\x04 \x03(\t\".\n\x19TransferLeadershipRequest\x12\x11\n\ttarget_id\x18\x01 \x01(\t\"=\n\x1aTransferLeadershipResponse\x12\x11\n\tleader_id\x18\x01 \x01(\t\x12\x0c\n\x04term\x18\x02 \x01(\x03\"\x17\n\x15StreamSnapshotRequest\"c\n\x16StreamSnapshotResponse\x12\r\n\x05\x63hunk\x18\x01 \x01(\x0c\x12\x13\n\x0btotal_bytes\x18\x02 \x01(\x03\x12\x15\n\rapplied_index\x18\x03 \x01(\x03\x12\x0e\n\x06sha256\x18\x04 \x01(\x0c\"$\n\x11TrustClockRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\"F\n\x12TrustClockResponse\x12\x30\n\x0c\x63luster_time\x18\x01 \x01(\x0b\x32\x1a.google.protobuf.Timestamp*l\n\x08NodeRole\x12\x19\n\x15NODE_ROLE_UNSPECIFIED\x10\x00\x12\x16\n\x12NODE_ROLE_FOLLOWER\x10\x01\x12\x17\n\x13NODE_ROLE_CANDIDATE\x10\x02\x12\x14\n\x10NODE_ROLE_LEADER\x10\x03\x32\xdf\x02\n\x0e\x43lusterService\x12\x46\n\tGetStatus\x12\x1b.tocsin.v1.GetStatusRequest\x1a\x1c.tocsin.v1.GetStatusResponse\x12\x61\n\x12TransferLeadership\x12$.tocsin.v1.TransferLeadershipRequest\x1a%.tocsin.v1.TransferLeadershipResponse\x12W\n\x0eStreamSnapshot\x12 .tocsin.v1.StreamSnapshotRequest\x1a!.tocsin.v1.StreamSnapshotResponse0\x01\x12I\n\nTrustClock\x12\x1c.tocsin.v1.TrustClockRequest\x1a\x1d.tocsin.v1.TrustClockResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17tocsin/v1/cluster.proto\x12\ttocsin.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x18tocsin/v1/calendar.proto\"\xe8\x01\n\x06Member\x12\n\n\x02id\x18\x01 \x01(\t\x12\x14\n\x0craft_address\x18\x02 \x01(\t\x12\x13\n\x0b\x61pi_address\x18\x03 \x01(\t\x12!\n\x04role\x18\x04 \x01(\x0e\x32\x13.tocsin.v1.NodeRole\x12\x11\n\treachable\x18\x05 \x01(\x08\x12\x13\n\x0bmatch_index\x18\x06 \x01(\x03\x12-\n\nclock_skew\x18\x07 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x16\n\x0etzdata_version\x18\x08 \x01(\t\x12\x15\n\runfit_reasons\x18\t \x03(\t\"\x12\n\x10GetStatusRequest\"\xd6\x04\n\x11GetStatusResponse\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x0f\n\x07node_id\x18\x02 \x01(\t\x12\x11\n\tleader_id\x18\x03 \x01(\t\x12\x0c\n\x04term\x18\x04 \x01(\x03\x12\x14\n\x0c\x63ommit_index\x18\x05 \x01(\x03\x12\x15\n\rapplied_index\x18\x06 \x01(\x03\x12\x12\n\nhas_quorum\x18\x07 \x01(\x08\x12\"\n\x07members\x18\x08 \x03(\x0b\x32\x11.tocsin.v1.Member\x12)\n\x06uptime\x18\t \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x30\n\x0c\x63luster_time\x18\n \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x11\n\tjob_count\x18\x0b \x01(\x03\x12\x18\n\x10\x61\x63tive_run_count\x18\x0c \x01(\x03\x12\x14\n\x0cworker_count\x18\r \x01(\x05\x12\x0f\n\x07version\x18\x0e \x01(\t\x12\x12\n\nprocess_id\x18\x0f \x01(\x03\x12\x14\n\x0c\x63lock_source\x18\x10 \x01(\t\x12\x14\n\x0ctrusted_node\x18\x11 \x01(\t\x12\x16\n\x0etzdata_version\x18\x12 \x01(\t\x12\x0e\n\x06\x61larms\x18\x13 \x03(\t\x12\x13\n\x0bincarnation\x18\x14 \x01(\t\x12%\n\x08restored\x18\x15 \x01(\x0b\x32\x13.tocsin.v1.Restored\x12\x11\n\trejoining\x18\x16 \x01(\x08\x12\x13\n\x0b\x61lert_count\x18P \x01(\x03\x12\x19\n\x11\x64\x65\x61\x64_letter_count\x18Q \x01(\x03\"|\n\x08Restored\x12\x30\n\x0crestore_time\x18\x01 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\r\n\x05index\x18\x02 \x01(\x03\x12\x17\n\x0fin_flight_count\x18\x03 \x01(\x03\x12\x16\n\x0ein_flight_runs\x18\x04 \x03(\t\".\n\x19TransferLeadershipRequest\x12\x11\n\ttarget_id\x18\x01 \x01(\t\"=\n\x1aTransferLeadershipResponse\x12\x11\n\tleader_id\x18\x01 \x01(\t\x12\x0c\n\x04term\x18\x02 \x01(\x03\"\x17\n\x15StreamSnapshotRequest\"c\n\x16StreamSnapshotResponse\x12\r\n\x05\x63hunk\x18\x01 \x01(\x0c\x12\x13\n\x0btotal_bytes\x18\x02 \x01(\x03\x12\x15\n\rapplied_index\x18\x03 \x01(\x03\x12\x0e\n\x06sha256\x18\x04 \x01(\x0c\"$\n\x11TrustClockRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\"F\n\x12TrustClockResponse\x12\x30\n\x0c\x63luster_time\x18\x01 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\x12\n\x10GetTzdataRequest\">\n\x0cTzdataMember\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0f\n\x07release\x18\x02 \x01(\t\x12\x11\n\treachable\x18\x03 \x01(\x08\"\xc2\x01\n\x11GetTzdataResponse\x12\x0f\n\x07release\x18\x01 \x01(\t\x12\x16\n\x0eleader_release\x18\x02 \x01(\t\x12(\n\x07members\x18\x03 \x03(\x0b\x32\x17.tocsin.v1.TzdataMember\x12\x17\n\x0fzoned_job_count\x18\x04 \x01(\x03\x12\x12\n\nzone_count\x18\x05 \x01(\x05\x12-\n\x06\x63hange\x18\x06 \x01(\x0b\x32\x1d.tocsin.v1.WideChangeProgress\"=\n\x14PreviewTzdataRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"\xf4\x01\n\nTzdataMove\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x11\n\ttime_zone\x18\x02 \x01(\t\x12\x12\n\nlocal_time\x18\x03 \x01(\t\x12,\n\x08old_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12,\n\x08new_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x16\n\x0elocal_new_time\x18\x06 \x01(\t\x12\x0c\n\x04late\x18\x07 \x01(\x08\x12\x30\n\x0c\x64\x65\x63ided_time\x18\x08 \x03(\x0b\x32\x1a.google.protobuf.Timestamp\"\x93\x01\n\x15PreviewTzdataResponse\x12\x0f\n\x07release\x18\x01 \x01(\t\x12\x13\n\x0bnew_release\x18\x02 \x01(\t\x12\x15\n\rchanged_zones\x18\x03 \x03(\t\x12$\n\x05moves\x18\x04 \x03(\x0b\x32\x15.tocsin.v1.TzdataMove\x12\x17\n\x0fnext_page_token\x18\x05 \x01(\t\"\x14\n\x12\x41pplyTzdataRequest\"g\n\x13\x41pplyTzdataResponse\x12\x0f\n\x07release\x18\x01 \x01(\t\x12-\n\x06\x63hange\x18\x02 \x01(\x0b\x32\x1d.tocsin.v1.WideChangeProgress\x12\x10\n\x08repeated\x18\x03 \x01(\x08*l\n\x08NodeRole\x12\x19\n\x15NODE_ROLE_UNSPECIFIED\x10\x00\x12\x16\n\x12NODE_ROLE_FOLLOWER\x10\x01\x12\x17\n\x13NODE_ROLE_CANDIDATE\x10\x02\x12\x14\n\x10NODE_ROLE_LEADER\x10\x03\x32\xc9\x04\n\x0e\x43lusterService\x12\x46\n\tGetStatus\x12\x1b.tocsin.v1.GetStatusRequest\x1a\x1c.tocsin.v1.GetStatusResponse\x12\x61\n\x12TransferLeadership\x12$.tocsin.v1.TransferLeadershipRequest\x1a%.tocsin.v1.TransferLeadershipResponse\x12W\n\x0eStreamSnapshot\x12 .tocsin.v1.StreamSnapshotRequest\x1a!.tocsin.v1.StreamSnapshotResponse0\x01\x12I\n\nTrustClock\x12\x1c.tocsin.v1.TrustClockRequest\x1a\x1d.tocsin.v1.TrustClockResponse\x12\x46\n\tGetTzdata\x12\x1b.tocsin.v1.GetTzdataRequest\x1a\x1c.tocsin.v1.GetTzdataResponse\x12R\n\rPreviewTzdata\x12\x1f.tocsin.v1.PreviewTzdataRequest\x1a .tocsin.v1.PreviewTzdataResponse\x12L\n\x0b\x41pplyTzdata\x12\x1d.tocsin.v1.ApplyTzdataRequest\x1a\x1e.tocsin.v1.ApplyTzdataResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'tocsin.v1.cluster_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_NODEROLE']._serialized_start=1432
-  _globals['_NODEROLE']._serialized_end=1540
-  _globals['_MEMBER']._serialized_start=104
-  _globals['_MEMBER']._serialized_end=336
-  _globals['_GETSTATUSREQUEST']._serialized_start=338
-  _globals['_GETSTATUSREQUEST']._serialized_end=356
-  _globals['_GETSTATUSRESPONSE']._serialized_start=359
-  _globals['_GETSTATUSRESPONSE']._serialized_end=957
-  _globals['_RESTORED']._serialized_start=959
-  _globals['_RESTORED']._serialized_end=1083
-  _globals['_TRANSFERLEADERSHIPREQUEST']._serialized_start=1085
-  _globals['_TRANSFERLEADERSHIPREQUEST']._serialized_end=1131
-  _globals['_TRANSFERLEADERSHIPRESPONSE']._serialized_start=1133
-  _globals['_TRANSFERLEADERSHIPRESPONSE']._serialized_end=1194
-  _globals['_STREAMSNAPSHOTREQUEST']._serialized_start=1196
-  _globals['_STREAMSNAPSHOTREQUEST']._serialized_end=1219
-  _globals['_STREAMSNAPSHOTRESPONSE']._serialized_start=1221
-  _globals['_STREAMSNAPSHOTRESPONSE']._serialized_end=1320
-  _globals['_TRUSTCLOCKREQUEST']._serialized_start=1322
-  _globals['_TRUSTCLOCKREQUEST']._serialized_end=1358
-  _globals['_TRUSTCLOCKRESPONSE']._serialized_start=1360
-  _globals['_TRUSTCLOCKRESPONSE']._serialized_end=1430
-  _globals['_CLUSTERSERVICE']._serialized_start=1543
-  _globals['_CLUSTERSERVICE']._serialized_end=1894
+  _globals['_NODEROLE']._serialized_start=2326
+  _globals['_NODEROLE']._serialized_end=2434
+  _globals['_MEMBER']._serialized_start=130
+  _globals['_MEMBER']._serialized_end=362
+  _globals['_GETSTATUSREQUEST']._serialized_start=364
+  _globals['_GETSTATUSREQUEST']._serialized_end=382
+  _globals['_GETSTATUSRESPONSE']._serialized_start=385
+  _globals['_GETSTATUSRESPONSE']._serialized_end=983
+  _globals['_RESTORED']._serialized_start=985
+  _globals['_RESTORED']._serialized_end=1109
+  _globals['_TRANSFERLEADERSHIPREQUEST']._serialized_start=1111
+  _globals['_TRANSFERLEADERSHIPREQUEST']._serialized_end=1157
+  _globals['_TRANSFERLEADERSHIPRESPONSE']._serialized_start=1159
+  _globals['_TRANSFERLEADERSHIPRESPONSE']._serialized_end=1220
+  _globals['_STREAMSNAPSHOTREQUEST']._serialized_start=1222
+  _globals['_STREAMSNAPSHOTREQUEST']._serialized_end=1245
+  _globals['_STREAMSNAPSHOTRESPONSE']._serialized_start=1247
+  _globals['_STREAMSNAPSHOTRESPONSE']._serialized_end=1346
+  _globals['_TRUSTCLOCKREQUEST']._serialized_start=1348
+  _globals['_TRUSTCLOCKREQUEST']._serialized_end=1384
+  _globals['_TRUSTCLOCKRESPONSE']._serialized_start=1386
+  _globals['_TRUSTCLOCKRESPONSE']._serialized_end=1456
+  _globals['_GETTZDATAREQUEST']._serialized_start=1458
+  _globals['_GETTZDATAREQUEST']._serialized_end=1476
+  _globals['_TZDATAMEMBER']._serialized_start=1478
+  _globals['_TZDATAMEMBER']._serialized_end=1540
+  _globals['_GETTZDATARESPONSE']._serialized_start=1543
+  _globals['_GETTZDATARESPONSE']._serialized_end=1737
+  _globals['_PREVIEWTZDATAREQUEST']._serialized_start=1739
+  _globals['_PREVIEWTZDATAREQUEST']._serialized_end=1800
+  _globals['_TZDATAMOVE']._serialized_start=1803
+  _globals['_TZDATAMOVE']._serialized_end=2047
+  _globals['_PREVIEWTZDATARESPONSE']._serialized_start=2050
+  _globals['_PREVIEWTZDATARESPONSE']._serialized_end=2197
+  _globals['_APPLYTZDATAREQUEST']._serialized_start=2199
+  _globals['_APPLYTZDATAREQUEST']._serialized_end=2219
+  _globals['_APPLYTZDATARESPONSE']._serialized_start=2221
+  _globals['_APPLYTZDATARESPONSE']._serialized_end=2324
+  _globals['_CLUSTERSERVICE']._serialized_start=2437
+  _globals['_CLUSTERSERVICE']._serialized_end=3022
 # @@protoc_insertion_point(module_scope)

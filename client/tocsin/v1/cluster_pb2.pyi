@@ -10,6 +10,7 @@ from google.protobuf import message as _message
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from tocsin.v1 import calendar_pb2 as _calendar_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -408,3 +409,261 @@ class TrustClockResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___TrustClockResponse: _TypeAlias = TrustClockResponse  # noqa: Y015
+
+@_typing.final
+class GetTzdataRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetTzdataRequest: _TypeAlias = GetTzdataRequest  # noqa: Y015
+
+@_typing.final
+class TzdataMember(_message.Message):
+    """Who has which release."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    RELEASE_FIELD_NUMBER: _builtins.int
+    REACHABLE_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    """Node id."""
+    release: _builtins.str
+    """Release of its time zone database; empty while it is not known."""
+    reachable: _builtins.bool
+    """The leader has a connection to it."""
+    def __init__(
+        self,
+        *,
+        id: _builtins.str = ...,
+        release: _builtins.str = ...,
+        reachable: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "reachable", b"reachable", "release", b"release"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TzdataMember: _TypeAlias = TzdataMember  # noqa: Y015
+
+@_typing.final
+class GetTzdataResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RELEASE_FIELD_NUMBER: _builtins.int
+    LEADER_RELEASE_FIELD_NUMBER: _builtins.int
+    MEMBERS_FIELD_NUMBER: _builtins.int
+    ZONED_JOB_COUNT_FIELD_NUMBER: _builtins.int
+    ZONE_COUNT_FIELD_NUMBER: _builtins.int
+    CHANGE_FIELD_NUMBER: _builtins.int
+    release: _builtins.str
+    """Release that the cluster plans with."""
+    leader_release: _builtins.str
+    """Release of the leader, which answers."""
+    zoned_job_count: _builtins.int
+    """Jobs that are planned in some time zone."""
+    zone_count: _builtins.int
+    """Zones in which something is planned, or was."""
+    @_builtins.property
+    def members(self) -> _containers.RepeatedCompositeFieldContainer[Global___TzdataMember]:
+        """By id."""
+
+    @_builtins.property
+    def change(self) -> _calendar_pb2.WideChangeProgress:
+        """The last change of the release, if one was applied lately."""
+
+    def __init__(
+        self,
+        *,
+        release: _builtins.str = ...,
+        leader_release: _builtins.str = ...,
+        members: _abc.Iterable[Global___TzdataMember] | None = ...,
+        zoned_job_count: _builtins.int = ...,
+        zone_count: _builtins.int = ...,
+        change: _calendar_pb2.WideChangeProgress | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["change", b"change"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["change", b"change", "leader_release", b"leader_release", "members", b"members", "release", b"release", "zone_count", b"zone_count", "zoned_job_count", b"zoned_job_count"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetTzdataResponse: _TypeAlias = GetTzdataResponse  # noqa: Y015
+
+@_typing.final
+class PreviewTzdataRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    page_size: _builtins.int
+    """Default 100, at most 1000."""
+    page_token: _builtins.str
+    """From the page before."""
+    def __init__(
+        self,
+        *,
+        page_size: _builtins.int = ...,
+        page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["page_size", b"page_size", "page_token", b"page_token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PreviewTzdataRequest: _TypeAlias = PreviewTzdataRequest  # noqa: Y015
+
+@_typing.final
+class TzdataMove(_message.Message):
+    """A fire that another release of the time zone database moves."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_FIELD_NUMBER: _builtins.int
+    TIME_ZONE_FIELD_NUMBER: _builtins.int
+    LOCAL_TIME_FIELD_NUMBER: _builtins.int
+    OLD_TIME_FIELD_NUMBER: _builtins.int
+    NEW_TIME_FIELD_NUMBER: _builtins.int
+    LOCAL_NEW_TIME_FIELD_NUMBER: _builtins.int
+    LATE_FIELD_NUMBER: _builtins.int
+    DECIDED_TIME_FIELD_NUMBER: _builtins.int
+    job: _builtins.str
+    """`namespace/job`."""
+    time_zone: _builtins.str
+    """IANA key of the zone whose rules change."""
+    local_time: _builtins.str
+    """On the clock of that zone as the cluster plans now, such as `2026-11-29 09:00 CET`; empty if
+    there is no such fire now.
+    """
+    local_new_time: _builtins.str
+    """On the zone's clock by the new rules."""
+    late: _builtins.bool
+    """The new instant has passed: it fires at once, late."""
+    @_builtins.property
+    def old_time(self) -> _timestamp_pb2.Timestamp:
+        """When it is planned now; absent if it is not."""
+
+    @_builtins.property
+    def new_time(self) -> _timestamp_pb2.Timestamp:
+        """When it will be; absent if it will not."""
+
+    @_builtins.property
+    def decided_time(self) -> _containers.RepeatedCompositeFieldContainer[_timestamp_pb2.Timestamp]:
+        """Instants of the new rules at which nothing fires, since their local times were decided already."""
+
+    def __init__(
+        self,
+        *,
+        job: _builtins.str = ...,
+        time_zone: _builtins.str = ...,
+        local_time: _builtins.str = ...,
+        old_time: _timestamp_pb2.Timestamp | None = ...,
+        new_time: _timestamp_pb2.Timestamp | None = ...,
+        local_new_time: _builtins.str = ...,
+        late: _builtins.bool = ...,
+        decided_time: _abc.Iterable[_timestamp_pb2.Timestamp] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["new_time", b"new_time", "old_time", b"old_time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decided_time", b"decided_time", "job", b"job", "late", b"late", "local_new_time", b"local_new_time", "local_time", b"local_time", "new_time", b"new_time", "old_time", b"old_time", "time_zone", b"time_zone"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TzdataMove: _TypeAlias = TzdataMove  # noqa: Y015
+
+@_typing.final
+class PreviewTzdataResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RELEASE_FIELD_NUMBER: _builtins.int
+    NEW_RELEASE_FIELD_NUMBER: _builtins.int
+    CHANGED_ZONES_FIELD_NUMBER: _builtins.int
+    MOVES_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    release: _builtins.str
+    """Release that the cluster plans with."""
+    new_release: _builtins.str
+    """Release of the leader."""
+    next_page_token: _builtins.str
+    """Empty on the last page."""
+    @_builtins.property
+    def changed_zones(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Zones in use whose rules differ, by name."""
+
+    @_builtins.property
+    def moves(self) -> _containers.RepeatedCompositeFieldContainer[Global___TzdataMove]:
+        """By job. For each job that is concerned the next fire, or the first one of the next two years
+        that is moved. May be empty although more pages follow.
+        """
+
+    def __init__(
+        self,
+        *,
+        release: _builtins.str = ...,
+        new_release: _builtins.str = ...,
+        changed_zones: _abc.Iterable[_builtins.str] | None = ...,
+        moves: _abc.Iterable[Global___TzdataMove] | None = ...,
+        next_page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changed_zones", b"changed_zones", "moves", b"moves", "new_release", b"new_release", "next_page_token", b"next_page_token", "release", b"release"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PreviewTzdataResponse: _TypeAlias = PreviewTzdataResponse  # noqa: Y015
+
+@_typing.final
+class ApplyTzdataRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ApplyTzdataRequest: _TypeAlias = ApplyTzdataRequest  # noqa: Y015
+
+@_typing.final
+class ApplyTzdataResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RELEASE_FIELD_NUMBER: _builtins.int
+    CHANGE_FIELD_NUMBER: _builtins.int
+    REPEATED_FIELD_NUMBER: _builtins.int
+    release: _builtins.str
+    """Release that the cluster plans with from now on."""
+    repeated: _builtins.bool
+    """It was applied before."""
+    @_builtins.property
+    def change(self) -> _calendar_pb2.WideChangeProgress:
+        """Absent if this release was applied so long ago that nothing is known of it, or at the start."""
+
+    def __init__(
+        self,
+        *,
+        release: _builtins.str = ...,
+        change: _calendar_pb2.WideChangeProgress | None = ...,
+        repeated: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["change", b"change"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["change", b"change", "release", b"release", "repeated", b"repeated"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ApplyTzdataResponse: _TypeAlias = ApplyTzdataResponse  # noqa: Y015

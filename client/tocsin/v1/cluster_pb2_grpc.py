@@ -54,6 +54,21 @@ class ClusterServiceStub(object):
                 request_serializer=tocsin_dot_v1_dot_cluster__pb2.TrustClockRequest.SerializeToString,
                 response_deserializer=tocsin_dot_v1_dot_cluster__pb2.TrustClockResponse.FromString,
                 _registered_method=True)
+        self.GetTzdata = channel.unary_unary(
+                '/tocsin.v1.ClusterService/GetTzdata',
+                request_serializer=tocsin_dot_v1_dot_cluster__pb2.GetTzdataRequest.SerializeToString,
+                response_deserializer=tocsin_dot_v1_dot_cluster__pb2.GetTzdataResponse.FromString,
+                _registered_method=True)
+        self.PreviewTzdata = channel.unary_unary(
+                '/tocsin.v1.ClusterService/PreviewTzdata',
+                request_serializer=tocsin_dot_v1_dot_cluster__pb2.PreviewTzdataRequest.SerializeToString,
+                response_deserializer=tocsin_dot_v1_dot_cluster__pb2.PreviewTzdataResponse.FromString,
+                _registered_method=True)
+        self.ApplyTzdata = channel.unary_unary(
+                '/tocsin.v1.ClusterService/ApplyTzdata',
+                request_serializer=tocsin_dot_v1_dot_cluster__pb2.ApplyTzdataRequest.SerializeToString,
+                response_deserializer=tocsin_dot_v1_dot_cluster__pb2.ApplyTzdataResponse.FromString,
+                _registered_method=True)
 
 
 class ClusterServiceServicer(object):
@@ -89,6 +104,30 @@ class ClusterServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetTzdata(self, request, context):
+        """Which release of the time zone database the cluster plans with, and which its members have.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PreviewTzdata(self, request, context):
+        """Which fires the release of the leader would move, by job. Changes nothing. Reasons:
+        TZDATA_TOO_OLD, the leader has an older release than the cluster plans with.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ApplyTzdata(self, request, context):
+        """Plans with the release of the leader from now on; a wide change brings it to the jobs. Needs it
+        on every member. Reasons: TZDATA_NOT_EVERYWHERE names the others (`nodes`), TZDATA_TOO_OLD,
+        WIDE_CHANGE_IN_PROGRESS. A repeat is harmless, and answers with the same change.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ClusterServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -111,6 +150,21 @@ def add_ClusterServiceServicer_to_server(servicer, server):
                     servicer.TrustClock,
                     request_deserializer=tocsin_dot_v1_dot_cluster__pb2.TrustClockRequest.FromString,
                     response_serializer=tocsin_dot_v1_dot_cluster__pb2.TrustClockResponse.SerializeToString,
+            ),
+            'GetTzdata': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetTzdata,
+                    request_deserializer=tocsin_dot_v1_dot_cluster__pb2.GetTzdataRequest.FromString,
+                    response_serializer=tocsin_dot_v1_dot_cluster__pb2.GetTzdataResponse.SerializeToString,
+            ),
+            'PreviewTzdata': grpc.unary_unary_rpc_method_handler(
+                    servicer.PreviewTzdata,
+                    request_deserializer=tocsin_dot_v1_dot_cluster__pb2.PreviewTzdataRequest.FromString,
+                    response_serializer=tocsin_dot_v1_dot_cluster__pb2.PreviewTzdataResponse.SerializeToString,
+            ),
+            'ApplyTzdata': grpc.unary_unary_rpc_method_handler(
+                    servicer.ApplyTzdata,
+                    request_deserializer=tocsin_dot_v1_dot_cluster__pb2.ApplyTzdataRequest.FromString,
+                    response_serializer=tocsin_dot_v1_dot_cluster__pb2.ApplyTzdataResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -221,6 +275,87 @@ class ClusterService(object):
             '/tocsin.v1.ClusterService/TrustClock',
             tocsin_dot_v1_dot_cluster__pb2.TrustClockRequest.SerializeToString,
             tocsin_dot_v1_dot_cluster__pb2.TrustClockResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetTzdata(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tocsin.v1.ClusterService/GetTzdata',
+            tocsin_dot_v1_dot_cluster__pb2.GetTzdataRequest.SerializeToString,
+            tocsin_dot_v1_dot_cluster__pb2.GetTzdataResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PreviewTzdata(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tocsin.v1.ClusterService/PreviewTzdata',
+            tocsin_dot_v1_dot_cluster__pb2.PreviewTzdataRequest.SerializeToString,
+            tocsin_dot_v1_dot_cluster__pb2.PreviewTzdataResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ApplyTzdata(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tocsin.v1.ClusterService/ApplyTzdata',
+            tocsin_dot_v1_dot_cluster__pb2.ApplyTzdataRequest.SerializeToString,
+            tocsin_dot_v1_dot_cluster__pb2.ApplyTzdataResponse.FromString,
             options,
             channel_credentials,
             insecure,

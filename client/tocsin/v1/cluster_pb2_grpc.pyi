@@ -43,6 +43,17 @@ class ClusterServiceStub:
     """Takes one node's wall clock for cluster time, when no majority of them agrees. Reasons:
     CLOCK_KNOWN while a majority agrees, NODE_NOT_FOUND, NODE_NOT_MEASURED. A repeat is harmless.
     """
+    GetTzdata: _grpc.UnaryUnaryMultiCallable[_cluster_pb2.GetTzdataRequest, _cluster_pb2.GetTzdataResponse]
+    """Which release of the time zone database the cluster plans with, and which its members have."""
+    PreviewTzdata: _grpc.UnaryUnaryMultiCallable[_cluster_pb2.PreviewTzdataRequest, _cluster_pb2.PreviewTzdataResponse]
+    """Which fires the release of the leader would move, by job. Changes nothing. Reasons:
+    TZDATA_TOO_OLD, the leader has an older release than the cluster plans with.
+    """
+    ApplyTzdata: _grpc.UnaryUnaryMultiCallable[_cluster_pb2.ApplyTzdataRequest, _cluster_pb2.ApplyTzdataResponse]
+    """Plans with the release of the leader from now on; a wide change brings it to the jobs. Needs it
+    on every member. Reasons: TZDATA_NOT_EVERYWHERE names the others (`nodes`), TZDATA_TOO_OLD,
+    WIDE_CHANGE_IN_PROGRESS. A repeat is harmless, and answers with the same change.
+    """
 
 @_typing.type_check_only
 class ClusterServiceAsyncStub(ClusterServiceStub):
@@ -58,6 +69,17 @@ class ClusterServiceAsyncStub(ClusterServiceStub):
     TrustClock: _aio.UnaryUnaryMultiCallable[_cluster_pb2.TrustClockRequest, _cluster_pb2.TrustClockResponse]  # type: ignore[assignment]
     """Takes one node's wall clock for cluster time, when no majority of them agrees. Reasons:
     CLOCK_KNOWN while a majority agrees, NODE_NOT_FOUND, NODE_NOT_MEASURED. A repeat is harmless.
+    """
+    GetTzdata: _aio.UnaryUnaryMultiCallable[_cluster_pb2.GetTzdataRequest, _cluster_pb2.GetTzdataResponse]  # type: ignore[assignment]
+    """Which release of the time zone database the cluster plans with, and which its members have."""
+    PreviewTzdata: _aio.UnaryUnaryMultiCallable[_cluster_pb2.PreviewTzdataRequest, _cluster_pb2.PreviewTzdataResponse]  # type: ignore[assignment]
+    """Which fires the release of the leader would move, by job. Changes nothing. Reasons:
+    TZDATA_TOO_OLD, the leader has an older release than the cluster plans with.
+    """
+    ApplyTzdata: _aio.UnaryUnaryMultiCallable[_cluster_pb2.ApplyTzdataRequest, _cluster_pb2.ApplyTzdataResponse]  # type: ignore[assignment]
+    """Plans with the release of the leader from now on; a wide change brings it to the jobs. Needs it
+    on every member. Reasons: TZDATA_NOT_EVERYWHERE names the others (`nodes`), TZDATA_TOO_OLD,
+    WIDE_CHANGE_IN_PROGRESS. A repeat is harmless, and answers with the same change.
     """
 
 class ClusterServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -95,6 +117,35 @@ class ClusterServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_cluster_pb2.TrustClockResponse, _abc.Awaitable[_cluster_pb2.TrustClockResponse]]:
         """Takes one node's wall clock for cluster time, when no majority of them agrees. Reasons:
         CLOCK_KNOWN while a majority agrees, NODE_NOT_FOUND, NODE_NOT_MEASURED. A repeat is harmless.
+        """
+
+    @_abc_1.abstractmethod
+    def GetTzdata(
+        self,
+        request: _cluster_pb2.GetTzdataRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_cluster_pb2.GetTzdataResponse, _abc.Awaitable[_cluster_pb2.GetTzdataResponse]]:
+        """Which release of the time zone database the cluster plans with, and which its members have."""
+
+    @_abc_1.abstractmethod
+    def PreviewTzdata(
+        self,
+        request: _cluster_pb2.PreviewTzdataRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_cluster_pb2.PreviewTzdataResponse, _abc.Awaitable[_cluster_pb2.PreviewTzdataResponse]]:
+        """Which fires the release of the leader would move, by job. Changes nothing. Reasons:
+        TZDATA_TOO_OLD, the leader has an older release than the cluster plans with.
+        """
+
+    @_abc_1.abstractmethod
+    def ApplyTzdata(
+        self,
+        request: _cluster_pb2.ApplyTzdataRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_cluster_pb2.ApplyTzdataResponse, _abc.Awaitable[_cluster_pb2.ApplyTzdataResponse]]:
+        """Plans with the release of the leader from now on; a wide change brings it to the jobs. Needs it
+        on every member. Reasons: TZDATA_NOT_EVERYWHERE names the others (`nodes`), TZDATA_TOO_OLD,
+        WIDE_CHANGE_IN_PROGRESS. A repeat is harmless, and answers with the same change.
         """
 
 def add_ClusterServiceServicer_to_server(servicer: ClusterServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from tocsin.v1 import job_pb2, run_pb2
+from tocsin.v1 import calendar_pb2, job_pb2, run_pb2
 from tocsin_node.api._exclusions import note_of
 from tocsin_node.core import lease as rules
 from tocsin_node.core.model import (
@@ -27,6 +27,7 @@ from tocsin_node.core.model import (
     Schedule,
     ScheduleKind,
     Watch,
+    WideChange,
     idempotency_key,
 )
 from tocsin_node.core.state import State
@@ -118,7 +119,7 @@ def job(state: State, stored: Job) -> job_pb2.Job:
     if stored.watch is not None:
         _watch(proto, stored, stored.watch)
     proto.finished = stored.finished
-    if stored.spec.exclusions:
+    if stored.template.exclusions or state.wide_active:
         proto.exclusion_note = note_of(state, stored)
     proto.occurrence_run_count = stored.run_count
     proto.dead_letter_count = len(state.failed.get(stored.name, ()))
@@ -273,3 +274,9 @@ def occurrences(stored: Range) -> job_pb2.OccurrenceRange:
     put_time(proto.from_time, stored.from_ms)
     put_time(proto.to_time, stored.to_ms)
     return proto
+
+
+def put_change(proto: calendar_pb2.WideChangeProgress, change: WideChange) -> None:
+    proto.id, proto.total_count, proto.done_count = change.id, change.total, change.done
+    put_time(proto.begin_time, change.time_ms)
+    put_time(proto.end_time, change.end_time_ms)

@@ -38,7 +38,8 @@ def note_of(state: State, job: Job) -> str:
             f"it waits for the change of {change.kind} {change.subject}, which has reached "
             f"{change.done} of {change.total} jobs"
         )
-    if job.paused or job.used_up or not job.template.schedules:
+    spec = job.template
+    if job.paused or job.used_up or not (spec.schedules and spec.exclusions):
         return ""
     if job.next_time_ms is None:
         after_ms = max(job.mark_time_ms, state.time_ms)

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from typing import Any, cast
 
+from msgspec.structs import replace
+
 from tocsin.v1 import calendar_pb2, calendar_pb2_grpc
 from tocsin_node import admission
 from tocsin_node.admission import Faults, Refusal, calendar_name
 from tocsin_node.api import _convert, status
 from tocsin_node.api._deciding import Deciding, Known
+from tocsin_node.api._forward import timeout_s
 from tocsin_node.api._pages import LOOK_EVERY, Page, Slices, decode_token, encode_token
 from tocsin_node.calendar_admission import DAY_S, calendar_spec
 from tocsin_node.core import calendars as rules
 from tocsin_node.core import wide
 from tocsin_node.core.command import Command, DeleteCalendar, SetCalendar
-from tocsin_node.core.model import SECOND_MS, Calendar, CalendarSpec, WideChange, WideKind
+from tocsin_node.core.model import SECOND_MS, Calendar, CalendarSpec, WideKind
 from tocsin_node.core.state import State
+from tocsin_node.leader.zones import ZoneKeeper
 from tocsin_node.replica import Replica
 from tocsin_node.schedule import clock_text, exclusion_of, load_zone, local_text
 
@@ -37,9 +41,10 @@ _WEEKDAYS = (
 class CalendarService(Deciding, calendar_pb2_grpc.CalendarServiceServicer):
     """Serves from the replica of this node; which calls reach it, the edge decides."""
 
-    def __init__(self, replica: Replica, slices: Slices) -> None:
+    def __init__(self, replica: Replica, slices: Slices, zones: ZoneKeeper) -> None:
         super().__init__(replica)
         self._slices = slices
+        self._zones = zones
 
     async def CreateCalendar(  # noqa: N802
         self, request: calendar_pb2.CreateCalendarRequest, context: Any
@@ -59,8 +64,10 @@ class CalendarService(Deciding, calendar_pb2_grpc.CalendarServiceServicer):
                 raise Refusal("CALENDAR_EXISTS", message, detail={"calendar": name})
             if request.validate_only:
                 return Known(definition(name, spec))
-            return SetCalendar(key, name, 0, spec)
+            return SetCalendar(key, name, 0, self._by_rules(spec))
 
+        if not request.validate_only:
+            await self._zones.know([spec], timeout=timeout_s(context))
         stored = self._answer(await self._change(decide, context))
         return calendar_pb2.CreateCalendarResponse(calendar=stored)
 
@@ -88,12 +95,14 @@ class CalendarService(Deciding, calendar_pb2_grpc.CalendarServiceServicer):
                 message = f"calendar {name} was changed since its etag {etag} was read"
                 detail = {"current_etag": str(old.version), "calendar": name}
                 raise Refusal("ETAG_MISMATCH", message, detail=detail)
-            if old is not None and old.spec == spec:
+            if old is not None and replace(old.spec, rules="") == spec:
                 return Known(_updated(self._shown(name), created=False, changed=False))
             if request.validate_only:
                 return Known(_updated(definition(name, spec), created=old is None, changed=True))
-            return SetCalendar(key, name, 0 if old is None else old.version, spec)
+            return SetCalendar(key, name, 0 if old is None else old.version, self._by_rules(spec))
 
+        if not request.validate_only:
+            await self._zones.know([spec], timeout=timeout_s(context))
         changed = await self._change(decide, context)
         if isinstance(changed, calendar_pb2.UpdateCalendarResponse):
             return changed
@@ -170,12 +179,12 @@ class CalendarService(Deciding, calendar_pb2_grpc.CalendarServiceServicer):
         if name:
             await self._fresh(False, context)
             spec = self._stored(name).spec
-        return await self._preview(spec, after_ms // SECOND_MS, count)
+        return await self._preview(self._by_rules(spec), after_ms // SECOND_MS, count)
 
     async def _preview(
         self, spec: CalendarSpec, after_s: int, count: int
     ) -> calendar_pb2.PreviewCalendarResponse:
-        exclusion, zone = exclusion_of([spec]), load_zone(spec.time_zone)
+        exclusion, zone = exclusion_of([spec]), load_zone(spec.time_zone, spec.rules)
         response = calendar_pb2.PreviewCalendarResponse()
         pace = self._slices.begin()
         time_s, end_s = after_s + 1, after_s + PREVIEW_S
@@ -199,6 +208,10 @@ class CalendarService(Deciding, calendar_pb2_grpc.CalendarServiceServicer):
         if not response.stretches:
             response.warnings.append("it excludes nothing in the next ten years")
         return response
+
+    def _by_rules(self, spec: CalendarSpec) -> CalendarSpec:
+        """A calendar with the rules that its zone has in the cluster."""
+        return replace(spec, rules=self._replica.state.zones.get(spec.time_zone, ""))
 
     def _stored(self, name: str) -> Calendar:
         calendar = self._replica.state.calendars.get(name)
@@ -227,14 +240,8 @@ def shown(state: State, stored: Calendar) -> calendar_pb2.Calendar:
     proto.job_count = len(state.calendar_jobs.get(stored.name, ()))
     change = wide.latest(state, WideKind.CALENDAR, stored.name)
     if change is not None and change.id >= stored.uid:
-        _put_change(proto.change, change)
+        _convert.put_change(proto.change, change)
     return proto
-
-
-def _put_change(proto: calendar_pb2.WideChangeProgress, change: WideChange) -> None:
-    proto.id, proto.total_count, proto.done_count = change.id, change.total, change.done
-    _convert.put_time(proto.begin_time, change.time_ms)
-    _convert.put_time(proto.end_time, change.end_time_ms)
 
 
 def definition(name: str, spec: CalendarSpec) -> calendar_pb2.Calendar:

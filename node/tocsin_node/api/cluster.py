@@ -19,6 +19,7 @@ from tocsin.v1 import cluster_pb2, cluster_pb2_grpc
 from tocsin_node.admission import Refusal
 from tocsin_node.api import _convert
 from tocsin_node.api._forward import Standing, timeout_s
+from tocsin_node.api._tzdata import Tzdata
 from tocsin_node.cluster_time import MajorityDisagrees, NotMeasured
 from tocsin_node.core.command import ClockBase
 from tocsin_node.fitness import Standing as Fitness
@@ -58,12 +59,14 @@ class ClusterService(cluster_pb2_grpc.ClusterServiceServicer):
         replica: Replica,
         standing: Standing,
         fitness: Fitness,
+        tzdata: Tzdata,
         *,
         folder: Path,
         worker_count: Callable[[], int],
     ) -> None:
         self._replica = replica
         self._fitness = fitness
+        self._tzdata = tzdata
         self._standing = standing
         self._folder = folder
         self._worker_count = worker_count
@@ -141,6 +144,25 @@ class ClusterService(cluster_pb2_grpc.ClusterServiceServicer):
         response = cluster_pb2.TrustClockResponse()
         _convert.put_time(response.cluster_time, clock.now_ms())
         return response
+
+    # -- time zones ------------------------------------------------------------------------------
+
+    async def GetTzdata(  # noqa: N802
+        self, request: cluster_pb2.GetTzdataRequest, context: Any
+    ) -> cluster_pb2.GetTzdataResponse:
+        await self._replica.engine.read_barrier(timeout=timeout_s(context))
+        return await self._tzdata.status()
+
+    async def PreviewTzdata(  # noqa: N802
+        self, request: cluster_pb2.PreviewTzdataRequest, context: Any
+    ) -> cluster_pb2.PreviewTzdataResponse:
+        await self._replica.engine.read_barrier(timeout=timeout_s(context))
+        return await self._tzdata.preview(request)
+
+    async def ApplyTzdata(  # noqa: N802
+        self, request: cluster_pb2.ApplyTzdataRequest, context: Any
+    ) -> cluster_pb2.ApplyTzdataResponse:
+        return await self._tzdata.apply(timeout=timeout_s(context))
 
     def _member(self, proto: cluster_pb2.Member, node_id: str, peer: PeerStatus | None) -> None:
         engine, node = self._replica.engine, self._replica.config.node(node_id)

@@ -40,7 +40,9 @@ from tocsin_node.core import dependants
 from tocsin_node.core.command import Command, Plan, RequestKey
 from tocsin_node.core.ledger import Ledger
 from tocsin_node.core.model import Job, JobSpec, Run, Schedule, ScheduleKind, utc_name
+from tocsin_node.core.zones import bare, with_rules
 from tocsin_node.explain import explain, instants_of
+from tocsin_node.leader.zones import ZoneKeeper
 from tocsin_node.replica import Changes, Replica
 from tocsin_node.schedule import Fire, describe, jitter_ms, preview, surprises
 
@@ -58,6 +60,7 @@ class JobService(Deciding, job_pb2_grpc.JobServiceServicer):
         self,
         replica: Replica,
         slices: Slices,
+        zones: ZoneKeeper,
         *,
         waits_for: Callable[[Run], str] = lambda run: "",
         may_plan_zones: Callable[[], bool] = lambda: True,
@@ -66,6 +69,7 @@ class JobService(Deciding, job_pb2_grpc.JobServiceServicer):
         self._may_plan_zones = may_plan_zones
         self._waits_for = waits_for  # why a run waits, from the leader's memory
         self._slices = slices
+        self._zones = zones
         self._names = SortedNames(replica.state.jobs)
         self._reader = _apply.Reader(replica.config)
         replica.subscribe(self._on_changes)
@@ -94,12 +98,14 @@ class JobService(Deciding, job_pb2_grpc.JobServiceServicer):
                 if self._replica.state.job(name) is not None:
                     raise _job_exists(name)
                 self._refuse_cycle(name, spec, None)
-                self._with_calendars(spec)
+                self._resolved(spec)
                 _refuse_past_deadlines(name, spec, self._replica.clock.now_ms())
                 if request.validate_only:
                     return Known(_convert.definition(name, spec))
             return self._create(key, name, spec)
 
+        if not request.validate_only:
+            await self._zones.know([spec], timeout=timeout_s(context))
         job = await self._change(decide, context)
         return job_pb2.CreateJobResponse(job=self._shown(job, name))
 
@@ -126,7 +132,7 @@ class JobService(Deciding, job_pb2_grpc.JobServiceServicer):
                 if not request.allow_missing or etag:
                     raise _no_job(name)
                 self._refuse_cycle(name, spec, None)
-                self._with_calendars(spec)
+                self._resolved(spec)
                 _refuse_past_deadlines(name, spec, self._replica.clock.now_ms())
                 if request.validate_only:
                     proposed = _convert.definition(name, spec)
@@ -138,12 +144,14 @@ class JobService(Deciding, job_pb2_grpc.JobServiceServicer):
             if _asks_for(job.spec, spec):
                 return Known(self._updated(job, created=False, changed=False))
             self._refuse_cycle(name, spec, job.spec)
-            self._with_calendars(spec)
+            self._resolved(spec)
             if request.validate_only:
                 proposed = _convert.definition(name, spec)
                 return Known(job_pb2.UpdateJobResponse(job=proposed, changed=True))
             return self._update(key, job, spec)
 
+        if not request.validate_only:
+            await self._zones.know([spec], timeout=timeout_s(context))
         changed = await self._change(decide, context, name=name)
         if isinstance(changed, job_pb2.UpdateJobResponse):
             return changed
@@ -167,6 +175,8 @@ class JobService(Deciding, job_pb2_grpc.JobServiceServicer):
                 wanted.append(_apply.Outcome(job.name, refusal=refusal))
             if number % _apply.LOOK_EVERY == _apply.LOOK_EVERY - 1:
                 await asyncio.sleep(0)
+        specs = [one.spec for one in wanted if isinstance(one, _apply.Wanted)]
+        await self._zones.know(specs, timeout=timeout_s(context))
         for one in wanted if self._replica.state.wide_active else ():
             await self._reach(one.name, context)
         applying = _apply.Applying(
@@ -285,13 +295,16 @@ class JobService(Deciding, job_pb2_grpc.JobServiceServicer):
         return job_pb2.TriggerJobResponse(run=_convert.run(self._replica.state, run))
 
     def _create(self, key: RequestKey, name: str, spec: JobSpec) -> commands.CreateJob:
-        planned = self._with_calendars(spec)
+        planned = self._resolved(spec)
         calendars = self._replica.state.calendars_of(planned)
         decisions, plan = planner.first(name, planned, self._planning_ms(planned), calendars)
         return commands.CreateJob(key, name, planned, decisions, plan)
 
-    def _with_calendars(self, spec: JobSpec) -> JobSpec:
-        """The definition with the present versions of the calendars that it names.
+    def _resolved(self, spec: JobSpec, before: JobSpec | None = None) -> JobSpec:
+        """The definition with the present versions of its calendars, and rules of its zones.
+
+        Args:
+            before: of the job until now: what its schedules keep after a change of rules stays.
 
         Raises:
             Refusal: CALENDAR_NOT_FOUND.
@@ -300,14 +313,16 @@ class JobService(Deciding, job_pb2_grpc.JobServiceServicer):
         for name in spec.exclusions:
             if name not in state.calendars:
                 raise status.of_rejected(calendar_rules.not_found(name))
-        return replace(spec, calendars=state.current_calendars(spec) or ())
+        kept = {bare(one): one for one in before.schedules} if before is not None else {}
+        schedules = tuple(with_rules(state, kept.get(one, one)) for one in spec.schedules)
+        return replace(spec, schedules=schedules, calendars=state.current_calendars(spec) or ())
 
     def _update(self, key: RequestKey, job: Job, spec: JobSpec) -> commands.UpdateJob:
         now_ms = self._planning_ms(job.spec, spec)
         _refuse_new_past_times(job.spec, spec, now_ms)
         state = self._replica.state
         decisions, _ = planner.settle(job, now_ms, state.calendars_of(job.spec))
-        planned = self._with_calendars(spec)
+        planned = self._resolved(spec, job.template)
         plan = planner.plan_after(
             job.name,
             planned,
@@ -461,6 +476,8 @@ class JobService(Deciding, job_pb2_grpc.JobServiceServicer):
             if calendar not in state.calendars:
                 raise status.of_rejected(calendar_rules.not_found(calendar))
         calendars = tuple(state.calendars[each].spec for each in exclusions)
+        if not name:
+            tried = tuple(with_rules(state, one) for one in tried)
         response = job_pb2.PreviewFireTimesResponse()
         pace = self._slices.begin()
         for fire in await self._fires(tried, after_ms, count, anchor_ms):
@@ -633,7 +650,9 @@ def _live(changed: object, name: str) -> Job:
 
 def _asks_for(stored: JobSpec, spec: JobSpec) -> bool:
     """Whether a stored definition is what is asked for, whatever its calendars are like now."""
-    return (replace(stored, calendars=()) if stored.calendars else stored) == spec
+    if stored.calendars or any(one.rules for one in stored.schedules):
+        stored = replace(stored, calendars=(), schedules=tuple(map(bare, stored.schedules)))
+    return stored == spec
 
 
 def _check_etag(job: Job, etag: int) -> None:

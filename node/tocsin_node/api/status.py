@@ -129,6 +129,7 @@ ANSWERS: Mapping[str, Answer] = {
     "NODE_NOT_FOUND": Answer(_Code.NOT_FOUND, _resource("Node")),
     "NODE_NOT_MEASURED": Answer(_Code.FAILED_PRECONDITION, _nothing),
     "TZDATA_TOO_OLD": Answer(_Code.FAILED_PRECONDITION, _nothing),
+    "TZDATA_NOT_EVERYWHERE": Answer(_Code.FAILED_PRECONDITION, _nothing),
     "QUOTA_EXCEEDED": Answer(_Code.RESOURCE_EXHAUSTED, _quota),
     "FENCED": Answer(_Code.FAILED_PRECONDITION, _nothing),
     "NOT_DUE": Answer(_Code.FAILED_PRECONDITION, _nothing),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from tocsin_node.core import wide
+from tocsin_node.core import wide, zones
 from tocsin_node.core.command import DeleteCalendar, SetCalendar
 from tocsin_node.core.model import Calendar, JobSpec, WideKind
 from tocsin_node.core.result import Applied, Reason, Rejected, Result
@@ -52,6 +52,8 @@ def set_calendar(state: State, command: SetCalendar) -> Result:
             f"{busy.total} jobs; try again when it has reached all",
             {"calendar": command.name, "change": str(busy.id)},
         )
+    if (refused := zones.calendar_refusal(state, command.spec)) is not None:
+        return refused
     if state.index in state.wide:
         # Its id would be that of another change that began in this very entry.
         return Rejected(Reason.STALE_PLAN, "another wide change began in the same entry")

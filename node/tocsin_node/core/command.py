@@ -21,10 +21,12 @@ from tocsin_node.core.model import (
     Limits,
     Outcome,
     Record,
+    Schedule,
     ScopeKind,
+    ZoneRules,
 )
 
-SCHEMA = 1  # of the commands and records that this release understands; see Command
+SCHEMA = 2  # of the commands and records that this release understands; see Command
 
 
 class UnknownCommand(msgspec.ValidationError):
@@ -411,6 +413,42 @@ class EndWide(Command, frozen=True, tag=34):
     change: int
 
 
+class SetZones(Command, frozen=True, tag=35):
+    """Keeps the rules of zones, before something is planned by them; what is known stays so."""
+
+    schema: ClassVar[int] = 2
+
+    rules: tuple[ZoneRules, ...]
+
+
+class BeginTzdata(Command, frozen=True, tag=36):
+    """Plans with another release of the zone database from now on; a wide change brings it to jobs.
+
+    The rules that it changes are kept already, see SetZones.
+    """
+
+    schema: ClassVar[int] = 2
+
+    before: str  # the release that it replaces
+    release: str
+    zones: tuple[str, ...]  # whose rules change, of those that are in use
+    total: int  # jobs that have one of them
+
+
+class ReplanZones(Command, frozen=True, tag=37):
+    """One step of such a change: plans a job by the new rules, on from its mark."""
+
+    schema: ClassVar[int] = 2
+
+    change: int  # id of the wide change
+    name: str
+    uid: int
+    version: int
+    mark_time_ms: int
+    schedules: tuple[Schedule, ...]  # as they are but for `rules`, `decided_s` and `late_s`
+    plan: Plan
+
+
 AnyCommand = (
     BeginTerm
     | CreateJob
@@ -445,6 +483,9 @@ AnyCommand = (
     | ReplanJob
     | AdvanceWide
     | EndWide
+    | SetZones
+    | BeginTzdata
+    | ReplanZones
     | ClockBase
 )
 

@@ -21,7 +21,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from tocsin_node.core import calendars, dependants, limits, watch, wide
+from tocsin_node.core import calendars, dependants, limits, watch, wide, zones
 from tocsin_node.core import fence as fences
 from tocsin_node.core import lease as leases
 from tocsin_node.core.book import Book
@@ -31,6 +31,7 @@ from tocsin_node.core.command import (
     ApplyJobs,
     BeginIncarnation,
     BeginTerm,
+    BeginTzdata,
     CancelDeleted,
     CancelRuns,
     ClockBase,
@@ -53,6 +54,7 @@ from tocsin_node.core.command import (
     RaiseAlert,
     Release,
     ReplanJob,
+    ReplanZones,
     RequestKey,
     ResumeJob,
     RetryRuns,
@@ -60,6 +62,7 @@ from tocsin_node.core.command import (
     SetCalendar,
     SetGate,
     SettleJob,
+    SetZones,
     SweepRuns,
     TriggerJob,
     UpdateJob,
@@ -81,6 +84,7 @@ from tocsin_node.core.model import (
     Run,
     RunState,
     Term,
+    WideKind,
     namespace_of,
     release_order,
     utc_name,
@@ -91,6 +95,7 @@ from tocsin_node.core.state import State
 from tocsin_node.core.sweep import Sweep
 
 _DONE = Applied()
+_KEEPS_RULES = SetZones.schema  # since which the release is changed by BeginTzdata alone
 
 # Looking up a member of an enumeration costs more than what is done with it.
 _ALLOW, _RUN, _SUCCEEDED = Overlap.ALLOW, Outcome.RUN, AttemptOutcome.SUCCEEDED
@@ -146,8 +151,9 @@ def _begin_term(state: State, command: BeginTerm) -> Result:
         state.begin_term(Term(command.term, state.index, state.time_ms, command.node_id))
     state.limits = command.limits
     state.base = Base(command.clock_source, "", 0, state.index, state.time_ms)
-    # From now on plans are made with this release, and an older leader must not undo that.
-    state.tzdata = max(state.tzdata, command.tzdata, key=release_order)
+    if state.schema < _KEEPS_RULES or not state.tzdata:
+        # Plans were made with the leader's release, and an older one must not undo that.
+        state.tzdata = max(state.tzdata, command.tzdata, key=release_order)
     return Applied()
 
 
@@ -197,6 +203,8 @@ def _create_job(state: State, command: CreateJob) -> Result:
         return refused
     if (refused := calendars.refusal(state, command.spec)) is not None:
         return refused
+    if (refused := zones.refusal(state, command.spec)) is not None:
+        return refused
     plan = state.shared_times(command.plan)
     job = Job(
         name=command.name,
@@ -242,6 +250,8 @@ def _update_job(state: State, command: UpdateJob) -> Result:
     if (refused := dependants.refusal(state, job.name, command.spec, job.spec)) is not None:
         return refused
     if (refused := calendars.refusal(state, command.spec)) is not None:
+        return refused
+    if (refused := zones.refusal(state, command.spec)) is not None:
         return refused
     job = _decide_all(state, job, command.decisions)
     switch = watch.edited(job, command.spec, now_ms=state.time_ms)
@@ -346,11 +356,11 @@ def _replan_job(state: State, command: ReplanJob) -> Result:
     if job is None:
         return _no_job(command.name)
     change = wide.holding(state, job)
-    if change is None or change.id != command.change:
-        return Rejected(Reason.STALE_PLAN, f"job {job.name} does not wait for that change")
+    if change is None or change.id != command.change or change.kind is WideKind.TZDATA:
+        return _not_held(job)
     until_ms = wide.settle_until_ms(change, job)
     named = (command.uid, command.version, command.mark_time_ms, command.calendars)
-    if named != (job.uid, job.version, job.mark_time_ms, wide.calendars_after(change, job)):
+    if named != (job.uid, job.version, job.mark_time_ms, wide.calendars_after(state, change, job)):
         return Rejected(Reason.STALE_PLAN, f"job {job.name} changed meanwhile", _etag(job))
     mark_ms = command.plan.mark_time_ms
     if mark_ms > until_ms or (command.settled and mark_ms != until_ms):
@@ -364,6 +374,39 @@ def _replan_job(state: State, command: ReplanJob) -> Result:
         job = _planned(job, command.plan, run_count=job.run_count)
         state.put_job(job)
     return Applied(job)
+
+
+def _replan_zones(state: State, command: ReplanZones) -> Result:
+    """A step of a change of the zone database, see zones.py; decides nothing."""
+    job = state.job(command.name)
+    if job is None:
+        return _no_job(command.name)
+    change = wide.holding(state, job)
+    if change is None or change.id != command.change or change.kind is not WideKind.TZDATA:
+        return _not_held(job)
+    named = (command.uid, command.version, command.mark_time_ms)
+    if named != (job.uid, job.version, job.mark_time_ms):
+        return _stale(job)
+    template = job.template
+    as_written = tuple(map(zones.bare, template.schedules))
+    planned = replace(
+        template,
+        schedules=command.schedules,
+        calendars=wide.calendars_after(state, change, job),
+    )
+    if (
+        tuple(map(zones.bare, command.schedules)) != as_written
+        or command.plan.mark_time_ms != job.mark_time_ms
+        or zones.refusal(state, planned) is not None
+    ):
+        return _stale(job)
+    job = _begin_version(state, job, command.plan, template=state.shared(planned))
+    wide.count(state, change.id)
+    return Applied(job)
+
+
+def _not_held(job: Job) -> Rejected:
+    return Rejected(Reason.STALE_PLAN, f"job {job.name} does not wait for that change")
 
 
 def _trigger_job(state: State, command: TriggerJob) -> Result:
@@ -1317,6 +1360,9 @@ _HANDLERS: dict[type[Command], Callable[[State, Any], Result]] = {
     ReplanJob: _replan_job,
     AdvanceWide: wide.advance,
     EndWide: wide.end,
+    SetZones: zones.set_zones,
+    BeginTzdata: zones.begin_tzdata,
+    ReplanZones: _replan_zones,
     ClockBase: _clock_base,
 }
 

@@ -111,6 +111,17 @@ class Schedule(Record, frozen=True):
     dst_fold: str = "auto"  # auto | first | second | both
     start_time_ms: int | None = None
     end_time_ms: int | None = None
+    # Which rules its zone had when it was planned, see zones.py: the release that brought them;
+    # "" before that was kept, and where it makes no difference.
+    rules: str = ""
+    # What a change of the rules left over, both in UTC seconds and in order: instants that are no
+    # occurrences, since their local times were decided before, and instants that are, since the
+    # new ones of their local times had passed.
+    decided_s: tuple[int, ...] = ()
+    late_s: tuple[int, ...] = ()
+    # What that followed from, if there was any: the mark, and the rules that had led to it.
+    mark_s: int = 0
+    decided_by: str = ""
 
 
 class Dates(Record, frozen=True):
@@ -136,6 +147,15 @@ class CalendarSpec(Record, frozen=True):
     windows: tuple[Window, ...] = ()
     crons: tuple[str, ...] = ()
     description: str = ""
+    rules: str = ""  # as in `Schedule`
+
+
+class ZoneRules(Record, frozen=True):
+    """The rules of one time zone, as a release of the zone database has them."""
+
+    key: str  # such as Europe/Berlin
+    release: str  # such as 2026f
+    data: bytes  # in the format of RFC 8536
 
 
 class Calendar(Record, frozen=True):
@@ -160,6 +180,7 @@ class WideKind(enum.StrEnum):
     """What a wide change does to each job or run; see wide.py."""
 
     CALENDAR = "calendar"
+    TZDATA = "tzdata"
 
 
 class WideChange(Record, frozen=True):
@@ -167,7 +188,7 @@ class WideChange(Record, frozen=True):
 
     id: int  # log index of the entry that began it
     kind: WideKind
-    subject: str  # what it is about: for CALENDAR, the name of the calendar
+    subject: str  # what it is about: the name of a calendar, or a release of the zone database
     time_ms: int  # the planning instant: what came due up to it is decided as it was before
     total: int  # how many jobs or runs it was about when it began
     done: int = 0  # how many it has reached

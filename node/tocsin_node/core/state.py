@@ -44,6 +44,7 @@ from tocsin_node.core.model import (
     Term,
     Watch,
     WideChange,
+    ZoneRules,
     namespace_of,
 )
 
@@ -103,7 +104,7 @@ class State:
         self.restored: Restored | None = None  # from a backup, last
         self.time_ms = 0  # cluster time: the newest stamp
         self.base: Base | None = None  # of cluster time
-        self.tzdata = ""  # newest release of the time zone database that a leader planned with
+        self.tzdata = ""  # release of the time zone database that the cluster plans with
         self.limits = Limits()
         self.jobs: dict[str, Job] = {}
         self.runs: dict[str, Run] = {}  # in order of creation
@@ -117,6 +118,8 @@ class State:
         self.calendars: dict[str, Calendar] = {}  # by name
         self.calendar_versions: dict[tuple[str, int], CalendarSpec] = {}  # by name and version
         self.wide: dict[int, WideChange] = {}  # by id, those that go on and the last that ended
+        self.zones: dict[str, str] = {}  # the release whose rules each zone in use has now
+        self.zone_rules: dict[tuple[str, str], bytes] = {}  # by zone and release, see zones.py
         self.run_drops_left = 0  # finished runs that retention may drop in this entry
         self._request_drops_left = 0
         self.captures = 0
@@ -128,6 +131,7 @@ class State:
         self.changed_jobs: OrderedSet = {}
         self.changed_calendars: OrderedSet = {}
         self.changed_wide: dict[int, None] = {}
+        self.changed_zones: dict[tuple[str, str], None] = {}  # whose rules are kept from now on
         # -- indexes
         self.jobs_by_namespace: Counter[str] = Counter()
         self.books: dict[str, Book] = {}  # by job, of those that have runs
@@ -357,7 +361,7 @@ class State:
         self.index = index
         self.time_ms = max(self.time_ms, stamp_ms)
         self.changed_runs, self.changed_jobs, self.changed_gates = {}, {}, {}
-        self.changed_calendars, self.changed_wide = {}, {}
+        self.changed_calendars, self.changed_wide, self.changed_zones = {}, {}, {}
         self.run_drops_left, self._request_drops_left = RUNS_DROPPED_MAX, REQUESTS_DROPPED_MAX
         self._left_cells.clear()
 
@@ -592,6 +596,14 @@ class State:
 
     def drop_wide(self, id_: int) -> None:
         del self.wide[id_]
+
+    def put_zone_rules(self, rules: ZoneRules) -> None:
+        named = rules.key, rules.release
+        self.zone_rules[named] = rules.data
+        self.changed_zones[named] = None
+
+    def drop_zone_rules(self, named: tuple[str, str]) -> None:
+        del self.zone_rules[named]
 
     def drop_calendar(self, name: str) -> None:
         calendar = self.calendars.pop(name)
@@ -873,6 +885,8 @@ class Captured:
         self._calendars = state.calendars.copy()
         self._calendar_versions = state.calendar_versions.copy()
         self._wide = state.wide.copy()
+        self._zones = state.zones.copy()
+        self._zone_rules = state.zone_rules.copy()
 
     def chunks(self) -> Iterator[bytes]:
         """The state in pieces of bounded size, for `restore_chunks`; equal states give equal bytes.
@@ -881,6 +895,9 @@ class Captured:
         sorted, and no step holds the interpreter for longer than it takes to encode a piece.
         """
         yield msgspec.msgpack.encode(self._head)
+        rules = ((*named, data) for named, data in self._zone_rules.items())
+        yield from _encode_all("zone_rules", rules)
+        yield from _encode_all("zones", self._zones.items())
         yield from _encode_all("calendars", self._calendars.values())
         versions = ((*key, spec) for key, spec in self._calendar_versions.items())
         yield from _encode_all("calendar_versions", versions)
@@ -1213,6 +1230,16 @@ def _load_calendar_version(state: State, row: tuple[str, int, CalendarSpec]) -> 
     state.calendar_versions[name, version] = spec
 
 
+def _load_zone_rules(state: State, row: tuple[str, str, bytes]) -> None:
+    key, release, data = row
+    state.zone_rules[key, release] = data
+
+
+def _load_zone(state: State, row: tuple[str, str]) -> None:
+    key, release = row
+    state.zones[key] = release
+
+
 def _load_wide(state: State, change: WideChange) -> None:
     state.put_wide(change)
 
@@ -1240,6 +1267,8 @@ _LOADERS: dict[str, _Loader] = {
     "calendars": _loader(Calendar, _load_calendar),
     "calendar_versions": _loader(tuple[str, int, CalendarSpec], _load_calendar_version),
     "wide": _loader(WideChange, _load_wide),
+    "zone_rules": _loader(tuple[str, str, bytes], _load_zone_rules),
+    "zones": _loader(tuple[str, str], _load_zone),
 }
 
 

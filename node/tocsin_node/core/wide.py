@@ -11,10 +11,10 @@ How another kind is added:
 1. Give it a name in `WideKind`, and a command that begins it, whose handler calls `begin`; it names
    what the change is about in `subject`, such as the release of a database or a stored filter.
 2. If a job that is not reached yet must not fire from its old instant, add the kind to `_HOLDS`: a
-   function that says from the change and the job whether the job still waits for it. It must turn
-   false by the step, for instance because the job's version or something in its definition is
+   function that says from the state and the job whether the job still waits for the change. It must
+   turn false by the step, for instance because the job's version or something in its definition is
    newer. Changes hold a job in the order of their ids, and each step is about the first of them.
-   The ticker and the edits then replan such a job on the spot, by a `ReplanJob`.
+   The ticker and the edits then replan such a job on the spot, by the change's own step.
 3. Add its walk to leader/wide.py: the names that it is about, in their order, and the command that
    does one step. Its handler calls `count` when it has dealt with one.
 """
@@ -26,19 +26,24 @@ from collections.abc import Callable
 from msgspec.structs import replace
 
 from tocsin_node.core.command import AdvanceWide, EndWide
-from tocsin_node.core.model import Job, WideChange, WideKind
+from tocsin_node.core.model import Job, ScheduleKind, WideChange, WideKind
 from tocsin_node.core.result import Applied, Reason, Rejected, Result
 from tocsin_node.core.state import State
 
 ENDED_MAX = 100  # changes that are over and still told of
 
 
-def begin(state: State, kind: WideKind, subject: str, *, total: int) -> WideChange:
+def begin(
+    state: State, kind: WideKind, subject: str, *, total: int, walk: bool = False
+) -> WideChange:
     """Begins a wide change in the present entry, whose cluster time is its planning instant.
 
     Its id is the log index, so one entry begins at most one; a change of nothing is over at once.
+
+    Args:
+        walk: there may be more than the total says, so whoever leads has to look.
     """
-    ended_ms = None if total else state.time_ms
+    ended_ms = None if total or walk else state.time_ms
     change = WideChange(
         state.index, kind, subject, state.time_ms, total=total, end_time_ms=ended_ms
     )
@@ -51,7 +56,7 @@ def holding(state: State, job: Job) -> WideChange | None:
     """The oldest change that is to replan a job and has not yet; None: the job's plan is valid."""
     for change in state.wide_active.values():
         holds = _HOLDS.get(change.kind)
-        if holds is not None and holds(change, job):
+        if holds is not None and holds(state, change, job):
             return change
     return None
 
@@ -73,14 +78,22 @@ def latest(state: State, kind: WideKind, subject: str) -> WideChange | None:
 
 
 def settle_until_ms(change: WideChange, job: Job) -> int:
-    """The planning instant for one job: what was decided already is not decided again."""
+    """The planning instant for one job: what was decided already is not decided again.
+
+    New rules of zones go on from the mark: whatever is open then is planned by them, see zones.py.
+    """
+    if change.kind is WideKind.TZDATA:
+        return job.mark_time_ms
     return max(change.time_ms, job.mark_time_ms)
 
 
-def calendars_after(change: WideChange, job: Job) -> tuple[int, ...]:
+def calendars_after(state: State, change: WideChange, job: Job) -> tuple[int, ...]:
     """The calendar versions that a job is planned under once a change has reached it."""
-    if change.kind not in _OF_CALENDARS:
-        return job.template.calendars
+    if change.kind is WideKind.TZDATA:
+        return tuple(
+            change.id if state.calendars[name].version == change.id else version
+            for name, version in zip(job.template.exclusions, job.template.calendars, strict=True)
+        )
     return tuple(
         change.id if name == change.subject else version
         for name, version in zip(job.template.exclusions, job.template.calendars, strict=True)
@@ -122,7 +135,7 @@ def _over(id_: int) -> Rejected:
     return Rejected(Reason.STALE_PLAN, f"wide change {id_} is over")
 
 
-def _calendar_holds(change: WideChange, job: Job) -> bool:
+def _calendar_holds(state: State, change: WideChange, job: Job) -> bool:
     """A calendar's version is the id of the change that brings it to its jobs."""
     spec = job.template
     if change.subject not in spec.exclusions or job.deleted:
@@ -130,5 +143,21 @@ def _calendar_holds(change: WideChange, job: Job) -> bool:
     return spec.calendars[spec.exclusions.index(change.subject)] < change.id
 
 
-_OF_CALENDARS = frozenset({WideKind.CALENDAR})
-_HOLDS: dict[WideKind, Callable[[WideChange, Job], bool]] = {WideKind.CALENDAR: _calendar_holds}
+def _tzdata_holds(state: State, change: WideChange, job: Job) -> bool:
+    if job.deleted:
+        return False
+    spec, release = job.template, change.subject
+    for schedule in spec.schedules:
+        is_cron = schedule.kind is ScheduleKind.CRON
+        if is_cron and schedule.rules != release == state.zones.get(schedule.time_zone):
+            return True
+    for name, version in zip(spec.exclusions, spec.calendars, strict=True):
+        if version < change.id and state.calendars[name].version == change.id:
+            return True
+    return False
+
+
+_HOLDS: dict[WideKind, Callable[[State, WideChange, Job], bool]] = {
+    WideKind.CALENDAR: _calendar_holds,
+    WideKind.TZDATA: _tzdata_holds,
+}

@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable
 
 from tocsin_node import planner
-from tocsin_node.core.command import Fire, ReplanJob
+from tocsin_node.core.command import Fire, ReplanJob, ReplanZones
 from tocsin_node.core.model import SECOND_MS, Job
 from tocsin_node.core.result import Reason, Rejected
 from tocsin_node.leader.wake import RETRY_MS, SLEEP_MS_MAX, Tasks, Wake, repeat
@@ -31,6 +31,8 @@ WALK_STEP = 500  # names looked at in one step, while jobs are left alone that s
 SLICE_MS = 4  # planning between two turns of the event loop
 CROWDED_MS = 20  # longest sleep when more jobs are due within a second than are looked at
 NOT_DUE_MS = 50  # the entry was stamped before the decision: hardly ever, and soon over
+
+Step = Fire | ReplanJob | ReplanZones
 
 log = logging.getLogger(__name__)
 
@@ -151,10 +153,10 @@ class Ticker:
     def _may_plan(self, job: Job) -> bool:
         return job.name not in self._in_flight and self._unplannable.get(job.name) is not job
 
-    async def _plan(self, most: int) -> list[Fire | ReplanJob]:
+    async def _plan(self, most: int) -> list[Step]:
         """Decides jobs of the backlog, giving way to the rest of the node between slices."""
         state, clock = self._replica.state, self._replica.clock
-        batch: dict[str, Fire | ReplanJob] = {}
+        batch: dict[str, Step] = {}
         began_ms = clock.elapsed_ms()
         while self._backlog and len(batch) < most:
             job = self._backlog.popleft()
@@ -169,7 +171,7 @@ class Ticker:
         # Neighbours that say the same travel as one, see core/pack.py.
         return sorted(batch.values(), key=_moves)
 
-    def _decide(self, job: Job, now_ms: int) -> Fire | ReplanJob | None:
+    def _decide(self, job: Job, now_ms: int) -> Step | None:
         """One job's decision; a job that cannot be decided must not keep the others from firing.
 
         A job that waits for a wide change is replanned at once, and fires by its new plan.
@@ -200,7 +202,7 @@ class Ticker:
         self._unplannable.pop(job.name, None)
         return Fire(job.name, job.uid, job.version, job.mark_time_ms, decisions, plan)
 
-    async def _propose(self, batch: list[Fire | ReplanJob]) -> None:
+    async def _propose(self, batch: list[Step]) -> None:
         """Proposes decisions. Whatever comes of it, what is still due then is decided anew."""
         try:
             results = await self._replica.execute_many(batch, reserved=True)
@@ -252,6 +254,6 @@ class Ticker:
         return min([*later_ms, SECOND_MS if len(found) < BACKLOG_MAX else CROWDED_MS])
 
 
-def _moves(step: Fire | ReplanJob) -> tuple[int, int, int]:
+def _moves(step: Step) -> tuple[int, int, int]:
     """From where to where a decision moves its job."""
     return step.mark_time_ms, step.plan.mark_time_ms, step.plan.next_time_ms or 0

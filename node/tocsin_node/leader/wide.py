@@ -211,4 +211,11 @@ def _decided(command: Command) -> int:
     return 1 + len(getattr(command, "decisions", ()))
 
 
-WALKS: dict[WideKind, Walk] = {WideKind.CALENDAR: Walk(_calendar_jobs, _replan, _decided)}
+def _all_jobs(state: State, change: WideChange) -> Iterable[str]:
+    return state.jobs
+
+
+WALKS: dict[WideKind, Walk] = {
+    WideKind.CALENDAR: Walk(_calendar_jobs, _replan, _decided),
+    WideKind.TZDATA: Walk(_all_jobs, _replan, _decided),
+}

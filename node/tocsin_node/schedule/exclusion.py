@@ -97,7 +97,7 @@ def validate_calendar(rules: CalendarRules) -> None:
     Raises:
         BadSchedule: BAD_CRON, BAD_TIME_ZONE or FIELD_INVALID, with the field such as `dates[2]`.
     """
-    load_zone(rules.time_zone)
+    load_zone(rules.time_zone, getattr(rules, "rules", ""))
     for name, most in (("dates", DATES_MAX), ("windows", WINDOWS_MAX), ("crons", CRONS_MAX)):
         count = len(getattr(rules, name))
         if count > most:
@@ -292,7 +292,7 @@ class _Calendar:
 
     def __init__(self, rules: CalendarRules) -> None:
         self._rules = rules
-        self._zone: Zone = load_zone(rules.time_zone)
+        self._zone: Zone = load_zone(rules.time_zone, getattr(rules, "rules", ""))
         self._spans = [
             (_epoch_day(one.first, "dates"), _epoch_day(one.last, "dates"), one)
             for one in rules.dates

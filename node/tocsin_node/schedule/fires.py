@@ -94,12 +94,15 @@ def check_rules(gap: str, fold: str) -> None:
 
 
 @lru_cache(maxsize=_MEMO_ENTRIES)
-def memoised_next_s(expr: str, tz: str, after_s: int, gap: str, fold: str) -> int | None:
+def memoised_next_s(  # noqa: PLR0917 -- asked so often that names would cost
+    expr: str, tz: str, after_s: int, gap: str, fold: str, rules: str = ""
+) -> int | None:
     """`next_s` by text. At midnight 300,000 jobs ask the same few questions; this answers them.
 
-    The zone database cannot change under the cache: a new release needs a new process.
+    The zone database cannot change under the cache: the installed one needs a new process for that,
+    and what is kept of another release is named by it.
     """
-    return next_s(parse_cron(expr), load_zone(tz), after_s, gap, fold)
+    return next_s(parse_cron(expr), load_zone(tz, rules), after_s, gap, fold)
 
 
 def next_s(spec: CronSpec, zone: Zone, after_s: int, gap: str, fold: str) -> int | None:

@@ -11,10 +11,14 @@ bounded by its limit. Jitter, misfire, exclusions and `max_runs` belong to the c
            start the job's creation, which is not
     at     one, at_time_ms
 
+A schedule that was replanned by new rules of its zone (moved.py) names instants that are no
+occurrences any more, `decided_s`, and others that are, `late_s`.
+
 A start or end that is given bounds them all, both inclusive. Fractions of a second: the creation
 and `at` are cut to their second, a start counts from the next whole one (nothing fires before it).
 """
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from hashlib import blake2b
@@ -75,6 +79,12 @@ class ScheduleSpec(Protocol):
     def end_time_ms(self) -> int | None: ...
 
 
+def rules_of(spec: ScheduleSpec) -> str:
+    """The release that brought the rules of its zone, see `zone.keep_rules`."""
+    rules: str = getattr(spec, "rules", "")
+    return rules
+
+
 def validate_schedule(spec: ScheduleSpec) -> None:
     """Refuses a schedule that cannot be evaluated.
 
@@ -85,7 +95,7 @@ def validate_schedule(spec: ScheduleSpec) -> None:
         BadSchedule: BAD_CRON, BAD_TIME_ZONE or FIELD_INVALID, naming the field of the spec (or of
             the cron expression).
     """
-    load_zone(spec.time_zone)
+    load_zone(spec.time_zone, rules_of(spec))
     check_rules(spec.dst_gap, spec.dst_fold)
     if spec.kind == "cron":
         parse_cron(spec.cron)
@@ -126,10 +136,13 @@ def jitter_ms(job_name: str, window_ms: int) -> int:
 class Timetable:
     """The occurrences of one job. Immutable but for a memo; shared by jobs with equal schedules."""
 
-    __slots__ = ("_answer_ms", "_asked_s", "_sources", "_zone")
+    __slots__ = ("_answer_ms", "_asked_s", "_sources", "_zone", "late_ms")
 
-    def __init__(self, sources: Sequence["_Source"], zone: Zone) -> None:
+    def __init__(
+        self, sources: Sequence["_Source"], zone: Zone, late_ms: frozenset[int] = frozenset()
+    ) -> None:
         """Internal; use `build`."""
+        self.late_ms: Final = late_ms  # occurrences that are late whenever they are noticed
         self._sources: Final = tuple(sources)
         self._zone: Final = zone
         # At midnight every job with this timetable asks the same question.
@@ -147,10 +160,7 @@ class Timetable:
         Raises:
             BadSchedule: as `validate_schedule`.
         """
-        anchor_s = 0
-        for spec in schedules:
-            if spec.kind == "every" and spec.start_time_ms is None:
-                anchor_s = anchor_time_ms // 1000
+        anchor_s = anchor_time_ms // 1000 if needs_anchor(schedules) else 0
         return _shared_timetable(tuple(map(_values_of, schedules)), anchor_s)
 
     def next_after(self, time_ms: int) -> int | None:
@@ -224,6 +234,11 @@ def local_text(zone: Zone, time_s: int) -> str:
     return local.strftime("%Y-%m-%d %H:%M:%S %Z" if local.second else "%Y-%m-%d %H:%M %Z")
 
 
+def needs_anchor(schedules: Sequence[ScheduleSpec]) -> bool:
+    """Whether a job's timetable depends on when the job was created."""
+    return any(spec.kind == "every" and spec.start_time_ms is None for spec in schedules)
+
+
 class _Parts(NamedTuple):
     """The values of a ScheduleSpec, hashable whatever the caller's type is."""
 
@@ -236,19 +251,35 @@ class _Parts(NamedTuple):
     dst_fold: str
     start_time_ms: int | None
     end_time_ms: int | None
+    rules: str = ""
+    decided_s: tuple[int, ...] = ()
+    late_s: tuple[int, ...] = ()
 
 
-# Plain tuples in the order of _Parts: 300,000 jobs look their timetable up by them.
-_values_of: Final[Callable[[ScheduleSpec], tuple[object, ...]]] = attrgetter(*_Parts._fields)
+# What callers may leave out: most know nothing of rules that change.
+_REPLANNED: Final = ("rules", "decided_s", "late_s")
+_written: Final[Callable[[ScheduleSpec], tuple[object, ...]]] = attrgetter(
+    *(field for field in _Parts._fields if field not in _REPLANNED)
+)
+_replanned: Final[Callable[[ScheduleSpec], tuple[object, ...]]] = attrgetter(*_REPLANNED)
+
+
+def _values_of(spec: ScheduleSpec) -> tuple[object, ...]:
+    """A plain tuple in the order of _Parts."""
+    return _written(spec) + _replanned(spec) if hasattr(spec, "rules") else _written(spec)
 
 
 @lru_cache(maxsize=_SHARED_TIMETABLES)
 def _shared_timetable(values: tuple[tuple[Any, ...], ...], anchor_s: int) -> Timetable:
-    parts = tuple(map(_Parts._make, values))
+    parts = tuple(_Parts(*each) for each in values)
     for part in parts:
         validate_schedule(part)
-    zone = load_zone(parts[0].time_zone if parts else "UTC")
-    return Timetable([_source(part, anchor_s) for part in parts], zone)
+    zone = load_zone(parts[0].time_zone, parts[0].rules) if parts else load_zone("UTC")
+    late_s = {time_s for part in parts for time_s in part.late_s}
+    sources = [_source(part, anchor_s) for part in parts]
+    if late_s:
+        sources.append(_Listed(tuple(sorted(late_s))))
+    return Timetable(sources, zone, frozenset(time_s * 1000 for time_s in late_s))
 
 
 def _source(part: _Parts, anchor_s: int) -> "_Source":
@@ -256,7 +287,8 @@ def _source(part: _Parts, anchor_s: int) -> "_Source":
     start_s = FIRST_TIME_S if start_ms is None else -(-start_ms // 1000)
     end_s = END_TIME_S - 1 if end_ms is None else end_ms // 1000
     if part.kind == "cron":
-        return _Cron(part, start_s, end_s)
+        cron = _Cron(part, start_s, end_s)
+        return _Without(cron, frozenset(part.decided_s)) if part.decided_s else cron
     if part.kind == "every":
         every_s = part.every_ms // 1000
         return _Every(anchor_s + every_s if start_ms is None else start_s, every_s, end_s)
@@ -267,18 +299,18 @@ def _source(part: _Parts, anchor_s: int) -> "_Source":
 
 
 class _Cron:
-    __slots__ = ("_end_s", "_expr", "_fold", "_gap", "_spec", "_start_s", "_tz", "_zone")
+    __slots__ = ("_end_s", "_expr", "_fold", "_gap", "_rules", "_spec", "_start_s", "_tz", "_zone")
 
     def __init__(self, part: _Parts, start_s: int, end_s: int) -> None:
-        self._expr, self._tz = part.cron, part.time_zone
+        self._expr, self._tz, self._rules = part.cron, part.time_zone, part.rules
         self._gap, self._fold = part.dst_gap, part.dst_fold
-        self._spec, self._zone = parse_cron(part.cron), load_zone(part.time_zone)
+        self._spec, self._zone = parse_cron(part.cron), load_zone(part.time_zone, part.rules)
         self._start_s, self._end_s = start_s, end_s
 
     def next_s(self, after_s: int) -> int | None:
         """Through the memo: for questions that other jobs ask as well."""
         after_s = max(after_s, self._start_s - 1)
-        time_s = memoised_next_s(self._expr, self._tz, after_s, self._gap, self._fold)
+        time_s = memoised_next_s(self._expr, self._tz, after_s, self._gap, self._fold, self._rules)
         return None if time_s is None or time_s > self._end_s else time_s
 
     def iterate_s(self, after_s: int) -> Iterator[int]:
@@ -346,7 +378,51 @@ class _Every:
         return time_s if time_s > after_s else None
 
 
-_Source = _Cron | _Every
+class _Without:
+    """A cron schedule but for some of its instants, which are few (moved.TIMES_MAX)."""
+
+    __slots__ = ("_cron", "_not_s")
+
+    def __init__(self, cron: _Cron, not_s: frozenset[int]) -> None:
+        self._cron, self._not_s = cron, not_s
+
+    def next_s(self, after_s: int) -> int | None:
+        time_s = self._cron.next_s(after_s)
+        while time_s is not None and time_s in self._not_s:
+            time_s = self._cron.next_s(time_s)
+        return time_s
+
+    def iterate_s(self, after_s: int) -> Iterator[int]:
+        return (time_s for time_s in self._cron.iterate_s(after_s) if time_s not in self._not_s)
+
+    def latest_s(self, after_s: int, until_s: int) -> int | None:
+        time_s = self._cron.latest_s(after_s, until_s)
+        while time_s is not None and time_s in self._not_s:
+            time_s = self._cron.latest_s(after_s, time_s - 1)
+        return time_s
+
+
+class _Listed:
+    """Given instants, in order."""
+
+    __slots__ = ("_times_s",)
+
+    def __init__(self, times_s: tuple[int, ...]) -> None:
+        self._times_s = times_s
+
+    def next_s(self, after_s: int) -> int | None:
+        at = bisect_right(self._times_s, after_s)
+        return self._times_s[at] if at < len(self._times_s) else None
+
+    def iterate_s(self, after_s: int) -> Iterator[int]:
+        return iter(self._times_s[bisect_right(self._times_s, after_s) :])
+
+    def latest_s(self, after_s: int, until_s: int) -> int | None:
+        at = bisect_right(self._times_s, until_s) - 1
+        return self._times_s[at] if at >= 0 and self._times_s[at] > after_s else None
+
+
+_Source = _Cron | _Without | _Every | _Listed
 
 
 def _check_every(every_ms: int) -> None:

@@ -12,7 +12,13 @@ from typing import Final
 
 from tocsin_node.schedule.cron import LAST_ORDINAL, LONGEST_MONTH_DAYS, CronSpec, parse_cron
 from tocsin_node.schedule.fires import next_s, resolve_fold, resolve_gap
-from tocsin_node.schedule.timetable import ScheduleSpec, Timetable, local_text, validate_schedule
+from tocsin_node.schedule.timetable import (
+    ScheduleSpec,
+    Timetable,
+    local_text,
+    rules_of,
+    validate_schedule,
+)
 from tocsin_node.schedule.wall import days_in_month, wall_at_or_after
 from tocsin_node.schedule.zone import Segment, Zone, load_zone
 
@@ -79,7 +85,7 @@ def preview(spec: ScheduleSpec, after_ms: int, count: int, anchor_time_ms: int) 
         BadSchedule: as `validate_schedule`.
     """
     timetable = Timetable.build([spec], anchor_time_ms=anchor_time_ms)
-    zone = load_zone(spec.time_zone)
+    zone = load_zone(spec.time_zone, rules_of(spec))
     fires: list[Fire] = []
     previous_ms = after_ms
     while len(fires) < count:
@@ -106,7 +112,7 @@ def describe(spec: ScheduleSpec) -> str:
         BadSchedule: as `validate_schedule`.
     """
     validate_schedule(spec)
-    zone = load_zone(spec.time_zone)
+    zone = load_zone(spec.time_zone, rules_of(spec))
     if spec.kind == "at":
         parts = [f"once, at {local_text(zone, spec.at_time_ms // 1000)}", spec.time_zone]
     elif spec.kind == "every":
@@ -147,7 +153,9 @@ def surprises(spec: ScheduleSpec) -> list[str]:
         *_seconds_surprises(cron),
         *_step_surprises(cron),
         *_day_surprises(cron),
-        *_rarity_surprises(cron, load_zone(spec.time_zone), spec.dst_gap, spec.dst_fold),
+        *_rarity_surprises(
+            cron, load_zone(spec.time_zone, rules_of(spec)), spec.dst_gap, spec.dst_fold
+        ),
         *_clock_change_surprises(cron, spec.dst_fold),
     ]
 

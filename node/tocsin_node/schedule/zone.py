@@ -1,16 +1,20 @@
 """Time zones from the packaged database only, seen as stretches of constant offset.
 
 The operating system's copy of the zone database differs from node to node and by release, so it is
-never read: keys and rules come from the pinned `tzdata` package. Offsets are asked of `zoneinfo`,
+never read: keys and rules come from the pinned `tzdata` package, or, of another release than the
+installed one, from those that the cluster has kept (`keep_rules`). Offsets are asked of `zoneinfo`,
 the standard library's reader; a transition is found by sampling the local clock and bisecting,
 which needs no second reader of the file format. Instants are integer UTC seconds.
 """
 
 import importlib
 import zoneinfo
+from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from importlib import resources
+from io import BytesIO
 from typing import Final, NamedTuple
 from zoneinfo import ZoneInfo
 
@@ -25,6 +29,9 @@ SAMPLE_DAYS: Final = 3
 _LIKELY_GRID_S: Final = 900
 
 _ZONE_ALLOWED: Final = "a name of the IANA database such as UTC, Europe/Berlin or America/New_York"
+
+
+_kept: dict[tuple[str, str], bytes] = {}  # by key and release
 
 
 class Segment(NamedTuple):
@@ -65,20 +72,58 @@ def tzdata_version() -> str:
     return str(importlib.import_module("tzdata").IANA_VERSION)
 
 
-@lru_cache(maxsize=1024)
-def load_zone(key: str) -> "Zone":
+@dataclass(frozen=True, slots=True)
+class ZoneDatabase:
+    """A release of the zone database; `rules` gives a zone's file, empty if it has no such zone."""
+
+    release: str
+    rules: Callable[[str], bytes]
+
+
+def installed_zones() -> ZoneDatabase:
+    return ZoneDatabase(tzdata_version(), packaged_rules)
+
+
+def packaged_rules(key: str) -> bytes:
+    """The rules of a zone in the installed database; empty if it has none of that name."""
+    if key not in _keys():
+        return b""
+    return resources.files("tzdata").joinpath("zoneinfo", *key.split("/")).read_bytes()
+
+
+def keep_rules(key: str, release: str, data: bytes) -> None:
+    """Makes the rules of a zone known that a release brought, for `load_zone`.
+
+    They are facts, so several clusters in one process may share them.
+    """
+    if _kept.get((key, release)) != data:
+        _kept[key, release] = data
+        load_zone.cache_clear()
+
+
+@lru_cache(maxsize=4096)
+def load_zone(key: str, rules: str = "") -> "Zone":
     """The zone of a database key, shared between callers.
+
+    Args:
+        rules: the release that brought its rules, see `keep_rules`; "", or one that was not kept:
+            the installed one.
 
     Raises:
         BadSchedule: BAD_TIME_ZONE for anything but an exact key of the package, so also for
             paths, for the empty string and for a spelling in another case.
     """
-    if not isinstance(key, str) or key not in _keys():
+    if not isinstance(key, str) or (key not in _keys() and (key, rules) not in _kept):
         near = _keys_by_folded().get(key.casefold()) if isinstance(key, str) else None
         problem = f"did you mean {near!r}?" if near else "not in the packaged zone database"
         raise BadSchedule("BAD_TIME_ZONE", "time_zone", key, _ZONE_ALLOWED, problem)
-    with resources.files("tzdata").joinpath("zoneinfo", *key.split("/")).open("rb") as file:
-        return Zone(key, ZoneInfo.from_file(file, key=key))
+    data = packaged_rules(key)
+    if rules:
+        kept = _kept.get((key, rules), data)
+        if kept == data:
+            return load_zone(key)
+        data = kept
+    return Zone(key, ZoneInfo.from_file(BytesIO(data), key=key))
 
 
 class Zone:
