@@ -67,9 +67,10 @@ else ifdef RAFT
 	$(BIN)/python -m pytest tests/chaos/test_raft.py -s $(ARGS)
 else
 	TOCSIN_HISTORIES=$${TOCSIN_HISTORIES:-20} TOCSIN_ZONES=$${TOCSIN_ZONES:-600} \
-	TOCSIN_ORACLE_COMPARISONS=$${TOCSIN_ORACLE_COMPARISONS:-400000} \
+	TOCSIN_ORACLE_COMPARISONS=$${TOCSIN_ORACLE_COMPARISONS:-400000} TOCSIN_FUZZ=$${TOCSIN_FUZZ:-20} \
 	  $(BIN)/python -m pytest $(wildcard tests/properties tests/chaos) --ignore=tests/chaos/test_raft.py \
-	  tests/clock/test_histories.py tests/schedule/test_oracle.py tests/schedule/test_zone.py $(ARGS)
+	  tests/clock/test_histories.py tests/schedule/test_oracle.py tests/schedule/test_zone.py \
+	  tests/api/test_bad_input.py $(ARGS)
 	@mkdir -p build
 	$(BIN)/tocsin verify --all --seeds $${SEEDS:-3} --at-once $(or $(JOBS),2) \
 	  --json build/chaos.json --html build/chaos.html

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from tests.core.conftest import Machine
 from tocsin_node.core import command as c
+from tocsin_node.core.machine import apply_entry
 from tocsin_node.core.model import Fence, Overlap
 from tocsin_node.core.result import Applied, Reason, Rejected
-from tocsin_node.core.state import restore, snapshot
+from tocsin_node.core.state import FENCE_ENDS_SPARE, FENCES_DROPPED_MAX, restore, snapshot
 
 TTL_MS = 60_000
 
@@ -95,3 +96,30 @@ def test_fences_are_in_the_snapshot_with_their_ends(m: Machine) -> None:
     m.now_ms += TTL_MS
     m.done(shown(*run, "other"))
     assert list(m.state.fences) == ["other"]
+
+
+def test_an_entry_forgets_a_bounded_number_and_alike_on_every_node(m: Machine) -> None:
+    """A node that has loaded a snapshot knows nothing of ends that were put off."""
+    run = held(m, "default/a")
+    count = FENCES_DROPPED_MAX + 100
+    for number in range(count):
+        m.done(shown(*run, resource=f"r{number:04}"))
+    m.now_ms += 1_000
+    for number in range(0, count, 3):  # these end later than they were first to
+        m.done(shown(*run, resource=f"r{number:04}"))
+    loaded = restore(snapshot(m.state))
+    m.now_ms += TTL_MS + 1
+    for left in (100, 0):
+        entry = (m.state.index + 1, m.now_ms, [shown(*run, resource="last")] * 3)
+        for state in (m.state, loaded):
+            apply_entry(state, *entry)
+        assert len(m.state.fences) == left + 1
+        assert list(m.state.fences) == list(loaded.fences)
+
+
+def test_a_fence_that_is_shown_often_takes_no_more_memory(m: Machine) -> None:
+    run = held(m, "default/a")
+    for _ in range(2 * FENCE_ENDS_SPARE):
+        m.now_ms += 1
+        m.done(shown(*run))
+    assert len(m.state._fence_ends) <= FENCE_ENDS_SPARE + 2

@@ -14,7 +14,9 @@ from typing import Any, TypeVar
 
 from tocsin_node import admission, planner
 from tocsin_node.admission import Faults, Refusal
+from tocsin_node.api import status
 from tocsin_node.api._forward import request_time_ms, timeout_s
+from tocsin_node.core import machine
 from tocsin_node.core.command import Command, RequestKey, digest
 from tocsin_node.core.result import Reason
 from tocsin_node.replica import Refused, Replica
@@ -77,6 +79,12 @@ class Deciding:
                     raise
                 decided = None
             if isinstance(decided, Command):
+                refused_now = machine.refusal(self._replica.state, decided)
+                if refused_now is not None and not is_current:
+                    decided = None  # asked again when the state is known to be current
+                elif refused_now is not None and refused_now.reason not in _MOVED:
+                    raise status.of_rejected(refused_now)
+            if isinstance(decided, Command):
                 try:
                     applied = await self._replica.execute(decided, timeout=timeout_s(context))
                 except Refused as refused:
@@ -100,6 +108,19 @@ class Deciding:
                 return
             with contextlib.suppress(Refused):  # somebody else came first: look again
                 await self._replica.execute(step, timeout=timeout_s(context))
+
+    async def _execute(self, command: Command, context: Any) -> Any:
+        """Proposes what is not refused as the state is now; what it yielded.
+
+        Raises:
+            Refusal, Refused: as it would be, or was, refused by the state machine.
+        """
+        if machine.refusal(self._replica.state, command) is not None:
+            await self._fresh(False, context)
+            if (refused := machine.refusal(self._replica.state, command)) is not None:
+                raise status.of_rejected(refused)
+        applied = await self._replica.execute(command, timeout=timeout_s(context))
+        return applied.value
 
     def _key(self, method: str, request_id: str, faults: Faults, *body: object) -> RequestKey:
         admission.request_id(request_id, faults)

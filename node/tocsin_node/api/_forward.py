@@ -17,12 +17,13 @@ from __future__ import annotations
 import asyncio
 import inspect
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Mapping
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
 import grpc
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 
 from tocsin_node.admission import Refusal, shown
 from tocsin_node.api import status
@@ -150,7 +151,7 @@ class Edge(grpc.aio.ServerInterceptor):
     ) -> grpc.RpcMethodHandler[Any, Any]:
         found = cast("Any", handler)
         codec = {
-            "request_deserializer": found.request_deserializer,
+            "request_deserializer": _reading(found.request_deserializer),
             "response_serializer": found.response_serializer,
         }
         if found.unary_unary is not None:
@@ -172,6 +173,7 @@ class Edge(grpc.aio.ServerInterceptor):
         async def behaviour(request: Any, context: Any) -> Any:
             _request_time_ms.set(_request_time_of(context))
             try:
+                _refuse_unreadable(request)
                 self._refuse_foreign(context)
                 response = await self._route(method, answer, request, context)
             except grpc.aio.AbortError:
@@ -261,6 +263,7 @@ class Edge(grpc.aio.ServerInterceptor):
             async def generated(request: Any, context: Any) -> AsyncIterator[Any]:
                 await context.send_initial_metadata(self._leader_metadata())
                 try:
+                    _refuse_unreadable(request)
                     self._refuse_foreign(context)
                     async for response in answer(request, context):
                         yield response
@@ -277,7 +280,7 @@ class Edge(grpc.aio.ServerInterceptor):
             await context.send_initial_metadata(self._leader_metadata())
             try:
                 self._refuse_foreign(context)
-                await answer(request, context)
+                await answer(_readable(request), context)
                 context.set_trailing_metadata(self._leader_metadata())
             except grpc.aio.AbortError:
                 raise
@@ -334,6 +337,35 @@ class _Passed(Exception):
     def __init__(self, error: grpc.aio.AioRpcError) -> None:
         super().__init__(error)
         self.error = error
+
+
+@dataclass(frozen=True)
+class _Unreadable:
+    """Stands for a request that is not a message of its kind; grpc would call that INTERNAL."""
+
+    why: str
+
+
+def _reading(deserialize: Callable[[bytes], Message]) -> Callable[[bytes], Message | _Unreadable]:
+    def read(data: bytes) -> Message | _Unreadable:
+        try:
+            return deserialize(data)
+        except DecodeError as error:
+            return _Unreadable(str(error))
+
+    return read
+
+
+def _refuse_unreadable(request: Message | _Unreadable) -> None:
+    if isinstance(request, _Unreadable):
+        raise Refusal("FIELD_INVALID", f"the request cannot be read: {request.why}")
+
+
+async def _readable(requests: AsyncIterable[Any]) -> AsyncIterator[Any]:
+    """The requests of a stream; the first that cannot be read ends it."""
+    async for request in requests:
+        _refuse_unreadable(request)
+        yield request
 
 
 def timeout_s(context: Any) -> float:

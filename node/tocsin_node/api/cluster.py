@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tocsin.v1 import cluster_pb2, cluster_pb2_grpc
-from tocsin_node.admission import Refusal
+from tocsin_node.admission import Refusal, shown
 from tocsin_node.api import _convert
 from tocsin_node.api._forward import Standing, timeout_s
 from tocsin_node.api._tzdata import Tzdata
@@ -123,7 +123,9 @@ class ClusterService(cluster_pb2_grpc.ClusterServiceServicer):
         clock, node_id = self._replica.clock, request.node_id
         if node_id not in self._replica.config.node_ids:
             raise Refusal(
-                "NODE_NOT_FOUND", f"there is no node {node_id!r}", detail={"node": node_id}
+                "NODE_NOT_FOUND",
+                f"there is no node {shown(node_id)}",
+                detail={"node": shown(node_id)},
             )
         # Also so that a leader that is none any more changes nothing.
         await self._replica.engine.confirm_leadership(timeout=timeout_s(context))
@@ -191,10 +193,12 @@ class ClusterService(cluster_pb2_grpc.ClusterServiceServicer):
     async def TransferLeadership(  # noqa: N802
         self, request: cluster_pb2.TransferLeadershipRequest, context: Any
     ) -> cluster_pb2.TransferLeadershipResponse:
-        engine = self._replica.engine
-        self._refuse_far_behind(request.target_id)
+        engine, target_id = self._replica.engine, request.target_id
+        if target_id and target_id not in self._replica.config.node_ids:
+            raise Refusal("MEMBER_NOT_FOUND", f"there is no node {shown(target_id)}")
+        self._refuse_far_behind(target_id)
         timeout = min(TRANSFER_TIMEOUT_S, timeout_s(context))
-        leader_id = await engine.transfer(request.target_id or None, timeout=timeout)
+        leader_id = await engine.transfer(target_id or None, timeout=timeout)
         return cluster_pb2.TransferLeadershipResponse(leader_id=leader_id, term=engine.term)
 
     def _refuse_far_behind(self, target_id: str) -> None:

@@ -9,10 +9,9 @@ from tocsin.v1 import fence_pb2, fence_pb2_grpc
 from tocsin_node import admission
 from tocsin_node.admission import Faults
 from tocsin_node.api import _convert
-from tocsin_node.api._forward import timeout_s
+from tocsin_node.api._deciding import Deciding
 from tocsin_node.core.command import AdvanceFence
 from tocsin_node.core.model import DAY_MS, Fence
-from tocsin_node.replica import Replica
 
 RESOURCE = re.compile(r"[A-Za-z0-9._:/@-]{1,256}")
 RESOURCE_ALLOWED = "1 to 256 of A-Z a-z 0-9 . _ : / @ -"
@@ -21,11 +20,8 @@ TTL_MS_MIN = 60_000
 TTL_MS_MAX = 365 * DAY_MS
 
 
-class FenceService(fence_pb2_grpc.FenceServiceServicer):
+class FenceService(Deciding, fence_pb2_grpc.FenceServiceServicer):
     """The fences of one replica."""
-
-    def __init__(self, replica: Replica) -> None:
-        self._replica = replica
 
     async def AdvanceFence(  # noqa: N802
         self, request: fence_pb2.AdvanceFenceRequest, context: Any
@@ -42,11 +38,10 @@ class FenceService(fence_pb2_grpc.FenceServiceServicer):
             )
         faults.refuse_if_any()
         # A repeat changes nothing, so it needs no request id.
-        applied = await self._replica.execute(
-            AdvanceFence(run, request.fencing_token, resource, ttl_ms), timeout=timeout_s(context)
-        )
-        assert isinstance(applied.value, Fence), f"AdvanceFence gave {applied.value!r}"
-        return fence_pb2.AdvanceFenceResponse(fence=_shown(applied.value))
+        command = AdvanceFence(run, request.fencing_token, resource, ttl_ms)
+        fence = await self._execute(command, context)
+        assert isinstance(fence, Fence), f"AdvanceFence gave {fence!r}"
+        return fence_pb2.AdvanceFenceResponse(fence=_shown(fence))
 
     async def GetFence(  # noqa: N802
         self, request: fence_pb2.GetFenceRequest, context: Any
@@ -54,8 +49,7 @@ class FenceService(fence_pb2_grpc.FenceServiceServicer):
         faults = Faults()
         resource = _resource(request.resource, faults)
         faults.refuse_if_any()
-        if not request.stale_ok:
-            await self._replica.engine.read_barrier(timeout=timeout_s(context))
+        await self._fresh(request.stale_ok, context)
         fence = self._replica.state.fence(resource)
         if fence is None:
             return fence_pb2.GetFenceResponse(fence=fence_pb2.Fence(resource=resource))

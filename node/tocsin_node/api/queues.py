@@ -15,11 +15,10 @@ from typing import Any
 from tocsin.v1 import queue_pb2, queue_pb2_grpc
 from tocsin_node import admission
 from tocsin_node.admission import CONCURRENT_MAX, Faults, Refusal
+from tocsin_node.api._deciding import Deciding
 from tocsin_node.api._filters import queue_filter
-from tocsin_node.api._forward import request_time_ms, timeout_s
 from tocsin_node.api._pages import LOOK_EVERY, Page, Slices, decode_token, encode_token
 from tocsin_node.core import command as commands
-from tocsin_node.core.command import RequestKey, digest
 from tocsin_node.core.model import DAY_MS, SECOND_MS, Gate, ScopeKind, namespace_of
 from tocsin_node.leader.dispatcher import WorkerInfo
 from tocsin_node.replica import Replica
@@ -45,7 +44,7 @@ class _Limits:
     burst: int
 
 
-class QueueService(queue_pb2_grpc.QueueServiceServicer):
+class QueueService(Deciding, queue_pb2_grpc.QueueServiceServicer):
     """Serves from the replica of this node; which calls reach it, the edge decides.
 
     Args:
@@ -55,7 +54,7 @@ class QueueService(queue_pb2_grpc.QueueServiceServicer):
     def __init__(
         self, replica: Replica, slices: Slices, *, workers: Callable[[], Sequence[WorkerInfo]]
     ) -> None:
-        self._replica = replica
+        super().__init__(replica)
         self._slices = slices
         self._workers = workers
 
@@ -85,7 +84,7 @@ class QueueService(queue_pb2_grpc.QueueServiceServicer):
             limits.burst,
             limits.rate_interval_ms,
         )
-        return queue_pb2.UpdateQueueResponse(queue=await self._change(command, context))
+        return queue_pb2.UpdateQueueResponse(queue=await self._set(command, context))
 
     async def PauseQueue(  # noqa: N802
         self, request: queue_pb2.PauseQueueRequest, context: Any
@@ -97,7 +96,7 @@ class QueueService(queue_pb2_grpc.QueueServiceServicer):
         key = self._key("PauseQueue", request.request_id, faults, kind, name, note)
         faults.refuse_if_any()
         command = commands.PauseGate(key, kind, name, True, note)
-        return queue_pb2.PauseQueueResponse(queue=await self._change(command, context))
+        return queue_pb2.PauseQueueResponse(queue=await self._set(command, context))
 
     async def ResumeQueue(  # noqa: N802
         self, request: queue_pb2.ResumeQueueRequest, context: Any
@@ -112,7 +111,7 @@ class QueueService(queue_pb2_grpc.QueueServiceServicer):
         if gate is None or not gate.paused:
             return queue_pb2.ResumeQueueResponse(queue=await self._shown(kind, name))
         command = commands.PauseGate(key, kind, name, False, "")
-        return queue_pb2.ResumeQueueResponse(queue=await self._change(command, context))
+        return queue_pb2.ResumeQueueResponse(queue=await self._set(command, context))
 
     async def DeleteQueue(  # noqa: N802
         self, request: queue_pb2.DeleteQueueRequest, context: Any
@@ -123,19 +122,13 @@ class QueueService(queue_pb2_grpc.QueueServiceServicer):
         etag = admission.etag(request.etag, "etag", faults)
         key = self._key("DeleteQueue", request.request_id, faults, kind, name, etag)
         faults.refuse_if_any()
-        command = commands.DeleteGate(key, kind, name, etag)
-        await self._replica.execute(command, timeout=timeout_s(context))
+        await self._execute(commands.DeleteGate(key, kind, name, etag), context)
         return queue_pb2.DeleteQueueResponse()
 
-    def _key(self, method: str, request_id: str, faults: Faults, *body: object) -> RequestKey:
-        admission.request_id(request_id, faults)
-        sent_ms = min(request_time_ms(), self._replica.clock.now_ms())
-        return RequestKey(request_id, digest(method, *body), sent_ms)
-
-    async def _change(
+    async def _set(
         self, command: commands.SetGate | commands.PauseGate, context: Any
     ) -> queue_pb2.Queue:
-        await self._replica.execute(command, timeout=timeout_s(context))
+        await self._execute(command, context)
         return await self._shown(command.kind, command.name)
 
     def _proposed(self, kind: ScopeKind, name: str, etag: int, limits: _Limits) -> queue_pb2.Queue:
@@ -244,11 +237,6 @@ class QueueService(queue_pb2_grpc.QueueServiceServicer):
                     counts[key] += name in state.waiting
             await pace.look()
         return counts
-
-    async def _fresh(self, stale_ok: bool, context: Any) -> None:
-        """Waits until the local state holds every write acknowledged before the call."""
-        if not stale_ok:
-            await self._replica.engine.read_barrier(timeout=timeout_s(context))
 
 
 def _parts_of(names: Iterable[str]) -> Iterable[list[str]]:

@@ -37,23 +37,12 @@ def not_found(name: str) -> Rejected:
 
 def set_calendar(state: State, command: SetCalendar) -> Result:
     """Stores a calendar. The answer is the calendar as it is then."""
+    if (refused := set_refusal(state, command)) is not None:
+        return refused
     old = state.calendars.get(command.name)
-    if (old.version if old is not None else 0) != command.version:
-        return Rejected(Reason.STALE_PLAN, f"calendar {command.name} changed meanwhile")
     if old is None and command.name in state.changed_calendars:
         # Its version would be that of the calendar that was deleted in this very entry.
         return Rejected(Reason.STALE_PLAN, f"calendar {command.name} was deleted in the same entry")
-    if old is None and len(state.calendars) >= CALENDARS_MAX:
-        return Rejected(Reason.QUOTA_EXCEEDED, f"the cluster holds {CALENDARS_MAX} calendars")
-    if (busy := wide.going_on(state, WideKind.CALENDAR, command.name)) is not None:
-        return Rejected(
-            Reason.WIDE_CHANGE_IN_PROGRESS,
-            f"the last change of calendar {command.name} has reached {busy.done} of "
-            f"{busy.total} jobs; try again when it has reached all",
-            {"calendar": command.name, "change": str(busy.id)},
-        )
-    if (refused := zones.calendar_refusal(state, command.spec)) is not None:
-        return refused
     if state.index in state.wide:
         # Its id would be that of another change that began in this very entry.
         return Rejected(Reason.STALE_PLAN, "another wide change began in the same entry")
@@ -68,7 +57,32 @@ def set_calendar(state: State, command: SetCalendar) -> Result:
     return Applied(calendar)
 
 
+def set_refusal(state: State, command: SetCalendar) -> Rejected | None:
+    """Why a calendar cannot be stored, whatever else is in the entry."""
+    old = state.calendars.get(command.name)
+    if (old.version if old is not None else 0) != command.version:
+        return Rejected(Reason.STALE_PLAN, f"calendar {command.name} changed meanwhile")
+    if old is None and len(state.calendars) >= CALENDARS_MAX:
+        return Rejected(Reason.QUOTA_EXCEEDED, f"the cluster holds {CALENDARS_MAX} calendars")
+    if (busy := wide.going_on(state, WideKind.CALENDAR, command.name)) is not None:
+        return Rejected(
+            Reason.WIDE_CHANGE_IN_PROGRESS,
+            f"the last change of calendar {command.name} has reached {busy.done} of "
+            f"{busy.total} jobs; try again when it has reached all",
+            {"calendar": command.name, "change": str(busy.id)},
+        )
+    return zones.calendar_refusal(state, command.spec)
+
+
 def delete_calendar(state: State, command: DeleteCalendar) -> Result:
+    if (refused := delete_refusal(state, command)) is not None:
+        return refused
+    state.drop_calendar(command.name)
+    return Applied()
+
+
+def delete_refusal(state: State, command: DeleteCalendar) -> Rejected | None:
+    """Why a calendar cannot be deleted; None when it can."""
     old = state.calendars.get(command.name)
     if old is None:
         return not_found(command.name)
@@ -84,5 +98,4 @@ def delete_calendar(state: State, command: DeleteCalendar) -> Result:
             f"calendar {old.name} is named by {len(jobs)} jobs, {min(jobs)} among them",
             {"calendar": old.name, "count": str(len(jobs)), "job": min(jobs)},
         )
-    state.drop_calendar(command.name)
-    return Applied()
+    return None

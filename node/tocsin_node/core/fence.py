@@ -23,8 +23,26 @@ def advance(state: State, command: AdvanceFence) -> Result:
         a higher token, or the same one of another run, was there before.
     """
     state.forget_fences()
+    if (refused := refusal(state, command)) is not None:
+        return refused
+    fence = state.fence(command.resource)
+    if command.resource not in state.fences and len(state.fences) >= state.limits.fences:
+        most = state.limits.fences
+        return Rejected(Reason.QUOTA_EXCEEDED, f"the cluster holds {most} fences")
+    end_time_ms = state.time_ms + command.ttl_ms
+    if fence is not None and fence.token == command.token:
+        raised = replace(fence, end_time_ms=max(fence.end_time_ms, end_time_ms))
+        state.put_fence(raised)
+        return Applied(raised, repeated=True)
+    raised = Fence(command.resource, command.token, command.run, state.time_ms, end_time_ms)
+    state.put_fence(raised)
+    return Applied(raised)
+
+
+def refusal(state: State, command: AdvanceFence) -> Rejected | None:
+    """Why a fence cannot be raised by that token; None when it can, if there is room for it."""
     run = state.runs.get(command.run)
-    fence = state.fences.get(command.resource)
+    fence = state.fence(command.resource)
     if run is None:
         return Rejected(Reason.RUN_NOT_FOUND, f"no run {command.run}", {"run": command.run})
     if run.lease is None or run.lease.token != command.token:
@@ -35,17 +53,7 @@ def advance(state: State, command: AdvanceFence) -> Result:
     ):
         message = f"{fence.run} has shown token {fence.token} for {command.resource}"
         return Rejected(Reason.FENCED, message, _detail(fence, current_token=run.last_token))
-    if fence is None and len(state.fences) >= state.limits.fences:
-        most = state.limits.fences
-        return Rejected(Reason.QUOTA_EXCEEDED, f"the cluster holds {most} fences")
-    end_time_ms = state.time_ms + command.ttl_ms
-    if fence is not None and fence.token == command.token:
-        raised = replace(fence, end_time_ms=max(fence.end_time_ms, end_time_ms))
-        state.put_fence(raised)
-        return Applied(raised, repeated=True)
-    raised = Fence(command.resource, command.token, run.name, state.time_ms, end_time_ms)
-    state.put_fence(raised)
-    return Applied(raised)
+    return None
 
 
 def _detail(fence: Fence | None, *, current_token: int) -> dict[str, str]:

@@ -138,6 +138,21 @@ def apply_entry(
     return results
 
 
+def refusal(state: State, command: Command) -> Rejected | None:
+    """Why a request would be refused as the state is now; it changes nothing.
+
+    So that what is refused anyway need not enter the log. When it does, it is checked again.
+    """
+    check = _CHECKS.get(type(command))
+    if check is None:
+        return None
+    if (key := getattr(command, "request", None)) is not None:
+        known = _known_request(state, key, {})
+        if known is not None:
+            return known if isinstance(known, Rejected) else None
+    return check(state, command)
+
+
 def _use_schema(state: State, command: UseSchema) -> Result:
     state.schema = max(state.schema, command.level)
     return Applied()
@@ -181,30 +196,11 @@ def _begin_incarnation(state: State, command: BeginIncarnation) -> Result:
 def _create_job(state: State, command: CreateJob) -> Result:
     if (known := _known_request(state, command.request, state.jobs)) is not None:
         return known
-    old = state.jobs.get(command.name)
-    if old is not None and not old.deleted:
-        return Rejected(Reason.JOB_EXISTS, f"job {command.name} exists", {"job": command.name})
-    if old is not None:
-        return Rejected(
-            Reason.JOB_HAS_ACTIVE_RUNS,
-            f"job {command.name} was deleted, and a worker still holds one of its runs; "
-            "try again when it has stopped or its lease is over",
-        )
+    if (refused := _cannot_create(state, command)) is not None:
+        return refused
     if command.name in state.changed_jobs:
         # Its uid would be that of the job that was deleted in this very entry.
         return Rejected(Reason.STALE_PLAN, f"job {command.name} was deleted in the same entry")
-    if len(state.jobs) >= state.limits.jobs:
-        return Rejected(Reason.QUOTA_EXCEEDED, f"the cluster holds {state.limits.jobs} jobs")
-    namespace = namespace_of(command.name)
-    if state.jobs_by_namespace[namespace] >= state.limits.jobs_per_namespace:
-        most = state.limits.jobs_per_namespace
-        return Rejected(Reason.QUOTA_EXCEEDED, f"namespace {namespace} holds {most} jobs")
-    if (refused := dependants.refusal(state, command.name, command.spec, None)) is not None:
-        return refused
-    if (refused := calendars.refusal(state, command.spec)) is not None:
-        return refused
-    if (refused := zones.refusal(state, command.spec)) is not None:
-        return refused
     plan = state.shared_times(command.plan)
     job = Job(
         name=command.name,
@@ -229,6 +225,29 @@ def _create_job(state: State, command: CreateJob) -> Result:
         state.put_job(job)
     _remember(state, command.request, command.name)
     return Applied(job)
+
+
+def _cannot_create(state: State, command: CreateJob) -> Rejected | None:
+    old = state.jobs.get(command.name)
+    if old is not None and not old.deleted:
+        return Rejected(Reason.JOB_EXISTS, f"job {command.name} exists", {"job": command.name})
+    if old is not None:
+        return Rejected(
+            Reason.JOB_HAS_ACTIVE_RUNS,
+            f"job {command.name} was deleted, and a worker still holds one of its runs; "
+            "try again when it has stopped or its lease is over",
+        )
+    if len(state.jobs) >= state.limits.jobs:
+        return Rejected(Reason.QUOTA_EXCEEDED, f"the cluster holds {state.limits.jobs} jobs")
+    namespace = namespace_of(command.name)
+    if state.jobs_by_namespace[namespace] >= state.limits.jobs_per_namespace:
+        most = state.limits.jobs_per_namespace
+        return Rejected(Reason.QUOTA_EXCEEDED, f"namespace {namespace} holds {most} jobs")
+    if (refused := dependants.refusal(state, command.name, command.spec, None)) is not None:
+        return refused
+    if (refused := calendars.refusal(state, command.spec)) is not None:
+        return refused
+    return zones.refusal(state, command.spec)
 
 
 def _first_decided_ms(command: CreateJob) -> int:
@@ -302,24 +321,35 @@ def outcome_mark(result: Result | str) -> str:
 def _delete_job(state: State, command: DeleteJob) -> Result:
     if (known := _known_request(state, command.request, state.jobs)) is not None:
         return known
-    job = state.job(command.name)
-    if job is None:
-        return _no_job(command.name)
-    if command.version and command.version != job.version:
-        return _etag_mismatch(job)
-    names = [n for n in state.runs_by_job.get(job.name, ()) if not _ended(state.runs[n])]
-    if names and not command.cancel_active:
-        return Rejected(
-            Reason.JOB_HAS_ACTIVE_RUNS,
-            f"job {job.name} has {len(names)} unfinished runs",
-            {"count": str(len(names))},
-        )
+    if (refused := _cannot_delete(state, command)) is not None:
+        return refused
+    job = state.jobs[command.name]
+    names = _unfinished(state, job)
     state.put_job(replace(job, deleted=True, version=state.index, update_time_ms=state.time_ms))
     for name in names[:DELETED_RUNS_MAX]:
         _cancel(state, state.runs[name], DELETED)
     _drop_if_gone(state, job.name)
     _remember(state, command.request, command.name)
     return Applied()
+
+
+def _cannot_delete(state: State, command: DeleteJob) -> Rejected | None:
+    job = state.job(command.name)
+    if job is None:
+        return _no_job(command.name)
+    if command.version and command.version != job.version:
+        return _etag_mismatch(job)
+    if not command.cancel_active and (names := _unfinished(state, job)):
+        return Rejected(
+            Reason.JOB_HAS_ACTIVE_RUNS,
+            f"job {job.name} has {len(names)} unfinished runs",
+            {"count": str(len(names))},
+        )
+    return None
+
+
+def _unfinished(state: State, job: Job) -> list[str]:
+    return [name for name in state.runs_by_job.get(job.name, ()) if not _ended(state.runs[name])]
 
 
 def _pause_job(state: State, command: PauseJob) -> Result:
@@ -412,13 +442,9 @@ def _not_held(job: Job) -> Rejected:
 def _trigger_job(state: State, command: TriggerJob) -> Result:
     if (known := _known_request(state, command.request, state.runs)) is not None:
         return known
-    job = state.job(command.name)
-    if job is None:
-        return _no_job(command.name)
-    if len(state.waiting) >= state.limits.pending_runs:
-        return Rejected(
-            Reason.QUOTA_EXCEEDED, f"{state.limits.pending_runs} runs are waiting already"
-        )
+    if (refused := _cannot_trigger(state, command)) is not None:
+        return refused
+    job = state.jobs[command.name]
     name = f"{job.name}/manual-{command.request.id}"
     if name in state.runs:
         # Its request id was forgotten before its run was: still the same trigger.
@@ -440,6 +466,16 @@ def _trigger_job(state: State, command: TriggerJob) -> Result:
     state.put_run(run)
     _remember(state, command.request, name)
     return Applied(run)
+
+
+def _cannot_trigger(state: State, command: TriggerJob) -> Rejected | None:
+    if state.job(command.name) is None:
+        return _no_job(command.name)
+    if len(state.waiting) >= state.limits.pending_runs:
+        return Rejected(
+            Reason.QUOTA_EXCEEDED, f"{state.limits.pending_runs} runs are waiting already"
+        )
+    return None
 
 
 # -- occurrences -----------------------------------------------------------------------------------
@@ -1133,11 +1169,9 @@ def _set_gate(state: State, command: SetGate) -> Result:
     scope = (command.kind, command.name)
     if (known := _known_request(state, command.request, {})) is not None:
         return known if isinstance(known, Rejected) else Applied(state.gates.get(scope), True)
+    if (refused := _cannot_set_gate(state, command)) is not None:
+        return refused
     old = state.gates.get(scope)
-    if (refusal := _gate_moved(old, command.version)) is not None:
-        return refusal
-    if old is None and len(state.gates) >= GATES_MAX:
-        return Rejected(Reason.QUOTA_EXCEEDED, f"{GATES_MAX} queues and namespaces have limits")
     gate = old or Gate(command.kind, command.name, state.index)
     # A bucket that was there keeps what it held, so that a change gives nothing away.
     interval_ms = max(1, command.rate_interval_ms)
@@ -1163,8 +1197,8 @@ def _pause_gate(state: State, command: PauseGate) -> Result:
     scope = (command.kind, command.name)
     if (known := _known_request(state, command.request, {})) is not None:
         return known if isinstance(known, Rejected) else Applied(state.gates.get(scope), True)
-    if scope not in state.gates and len(state.gates) >= GATES_MAX:
-        return Rejected(Reason.QUOTA_EXCEEDED, f"{GATES_MAX} queues and namespaces have limits")
+    if (refused := _cannot_set_gate(state, command)) is not None:
+        return refused
     gate = state.gates.get(scope) or Gate(command.kind, command.name, state.index)
     note = command.note if command.paused else ""
     gate = replace(gate, version=state.index, paused=command.paused, note=note)
@@ -1176,16 +1210,29 @@ def _pause_gate(state: State, command: PauseGate) -> Result:
 def _delete_gate(state: State, command: DeleteGate) -> Result:
     if (known := _known_request(state, command.request, {})) is not None:
         return known
+    if (refused := _cannot_delete_gate(state, command)) is not None:
+        return refused
+    state.drop_gate((command.kind, command.name))
+    _remember(state, command.request, command.name)
+    return Applied()
+
+
+def _cannot_set_gate(state: State, command: SetGate | PauseGate) -> Rejected | None:
+    old = state.gates.get((command.kind, command.name))
+    if isinstance(command, SetGate) and (moved := _gate_moved(old, command.version)) is not None:
+        return moved
+    if old is None and len(state.gates) >= GATES_MAX:
+        return Rejected(Reason.QUOTA_EXCEEDED, f"{GATES_MAX} queues and namespaces have limits")
+    return None
+
+
+def _cannot_delete_gate(state: State, command: DeleteGate) -> Rejected | None:
     scope = (command.kind, command.name)
     old = state.gates.get(scope)
     if old is None:
         message = f"{limits.words(scope)} has no limits of its own"
         return Rejected(Reason.QUEUE_NOT_FOUND, message, {"queue": command.name})
-    if (refusal := _gate_moved(old, command.version)) is not None:
-        return refusal
-    state.drop_gate(scope)
-    _remember(state, command.request, command.name)
-    return Applied()
+    return _gate_moved(old, command.version)
 
 
 def _gate_moved(gate: Gate | None, version: int) -> Rejected | None:
@@ -1364,6 +1411,20 @@ _HANDLERS: dict[type[Command], Callable[[State, Any], Result]] = {
     BeginTzdata: zones.begin_tzdata,
     ReplanZones: _replan_zones,
     ClockBase: _clock_base,
+}
+
+# What is checked of a request before anything changes, as far as another command of the same entry
+# has no say in it.
+_CHECKS: dict[type[Command], Callable[[State, Any], Rejected | None]] = {
+    CreateJob: _cannot_create,
+    DeleteJob: _cannot_delete,
+    TriggerJob: _cannot_trigger,
+    SetGate: _cannot_set_gate,
+    PauseGate: _cannot_set_gate,
+    DeleteGate: _cannot_delete_gate,
+    SetCalendar: calendars.set_refusal,
+    DeleteCalendar: calendars.delete_refusal,
+    AdvanceFence: fences.refusal,
 }
 
 _GROUP_HANDLERS: dict[type[Group], Callable[[State, Any], list[Result]]] = {

@@ -58,6 +58,8 @@ TERMS_MAX = 1_000  # terms whose first entry is known
 # later entries.
 RUNS_DROPPED_MAX = 500
 REQUESTS_DROPPED_MAX = 1_000
+FENCES_DROPPED_MAX = 500
+FENCE_ENDS_SPARE = 1_000  # ends that were put off, before they are swept out
 
 _K = TypeVar("_K", bound=Hashable)
 _D = TypeVar("_D")
@@ -122,6 +124,7 @@ class State:
         self.zone_rules: dict[tuple[str, str], bytes] = {}  # by zone and release, see zones.py
         self.run_drops_left = 0  # finished runs that retention may drop in this entry
         self._request_drops_left = 0
+        self._fence_drops_left = 0
         self.captures = 0
         self.loaded_templates: list[JobSpec] = []  # while a snapshot is read
         self._templates: dict[JobSpec, JobSpec] = {}  # themselves, of the definitions seen lately
@@ -363,6 +366,7 @@ class State:
         self.changed_runs, self.changed_jobs, self.changed_gates = {}, {}, {}
         self.changed_calendars, self.changed_wide, self.changed_zones = {}, {}, {}
         self.run_drops_left, self._request_drops_left = RUNS_DROPPED_MAX, REQUESTS_DROPPED_MAX
+        self._fence_drops_left = FENCES_DROPPED_MAX
         self._left_cells.clear()
 
     def end_entry(self) -> None:
@@ -680,16 +684,28 @@ class State:
         self.requests[request_id] = request
 
     def put_fence(self, fence: Fence) -> None:
+        old = self.fences.get(fence.resource)
         self.fences[fence.resource] = fence
+        if old is not None and old.end_time_ms == fence.end_time_ms:
+            return
         heapq.heappush(self._fence_ends, (fence.end_time_ms, fence.resource))
+        if len(self._fence_ends) > 2 * len(self.fences) + FENCE_ENDS_SPARE:
+            self._fence_ends = [(each.end_time_ms, name) for name, each in self.fences.items()]
+            heapq.heapify(self._fence_ends)
 
     def forget_fences(self) -> None:
-        """Drops the fences whose time is over."""
-        while self._fence_ends and self._fence_ends[0][0] <= self.time_ms:
-            _, resource = heapq.heappop(self._fence_ends)
+        """Drops fences whose time is over, those that ended first, as many as an entry may.
+
+        An end that was put off counts for nothing: which ones are in the heap depends on when the
+        node loaded a snapshot, and what is dropped must not.
+        """
+        ends = self._fence_ends
+        while ends and ends[0][0] <= self.time_ms and self._fence_drops_left > 0:
+            end_time_ms, resource = heapq.heappop(ends)
             fence = self.fences.get(resource)
-            if fence is not None and fence.end_time_ms <= self.time_ms:
+            if fence is not None and fence.end_time_ms == end_time_ms:
                 del self.fences[resource]
+                self._fence_drops_left -= 1
 
     # -- indexes -----------------------------------------------------------------------------------
 
