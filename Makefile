@@ -51,6 +51,9 @@ check-oldest: .tools/oldest/.installed
 proto: .tools/grpcio-tools/.installed .tools/mypy-protobuf/.installed ## generate the stubs again
 	scripts/generate_stubs.sh client
 
+proto-released: .venv/.installed ## with a release: note what later protos may only add to
+	$(BIN)/python scripts/save_released_protos.py tests/data/released.binpb
+
 bench: .venv/.installed ## measure a cluster at small sizes and print the table (ten minutes)
 	$(BIN)/python -m bench
 

@@ -185,6 +185,7 @@ class Worker:
 
         The first signal takes no more runs and waits for those under way; the second stops them;
         the third kills the process. In a thread other than the main one no signals are handled.
+        Where the program has set up no logging, lines of INFO and above go to stderr.
 
         Raises:
             ApiError: the cluster refuses this worker.
@@ -196,6 +197,8 @@ class Worker:
         except ConfigError as error:
             print(f"error: {error}", file=sys.stderr)
             raise SystemExit(2) from None
+        if not logging.getLogger().handlers:
+            logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
         asyncio.run(self._run())
 
     async def serve(self, stop: asyncio.Event | None = None) -> None:

@@ -716,7 +716,7 @@ async def test_sigterm_drains_and_a_second_one_stops_what_runs(kit: Any, tmp_pat
         subprocess.Popen,
         [sys.executable, "-W", "error", str(program), node.address],
         stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
+        stderr=subprocess.PIPE,
     )
     try:
         stream = await node.accept()
@@ -728,12 +728,19 @@ async def test_sigterm_drains_and_a_second_one_stops_what_runs(kit: Any, tmp_pat
         assert process.poll() is None
         os.kill(process.pid, signal.SIGTERM)
         stream.acknowledge((await stream.report("a/b/1", 1)).lease)
-        output, _ = await asyncio.to_thread(process.communicate, timeout=kit.PATIENCE)
+        output, told = await asyncio.to_thread(process.communicate, timeout=kit.PATIENCE)
     finally:
         if process.poll() is None:
             process.kill()
             await asyncio.to_thread(process.wait)
-    assert (process.returncode, output.decode()) == (0, "left in good order\n")
+    assert (process.returncode, output.decode()) == (0, "left in good order\n"), told
+    lines = [line.split(" ", 2)[2] for line in told.decode().splitlines()]  # after the time
+    assert lines == [
+        "INFO in session with n1, leader of term 1",
+        "INFO SIGTERM: takes no more runs, waits for those under way",
+        "INFO SIGTERM again: stops what is running",
+        "INFO a/b/1: attempt 1 stopped: the worker was told to stop at once",
+    ]
 
 
 def test_what_cannot_serve_is_refused_at_once() -> None:

@@ -127,9 +127,33 @@ def test_the_first_screen_works_word_for_word(tree: Path) -> None:
         times = sorted(datetime.fromisoformat(run["nominalTime"]) for run in runs)
         gaps = {(later - earlier).total_seconds() for earlier, later in pairwise(times)}
         assert gaps == {5.0}, times
+        check_own_code(tree, shells)
     finally:
         for shell in reversed(shells):
             shell.stop()
+
+
+def check_own_code(tree: Path, shells: list[Shell]) -> None:
+    """The worker and the program of the README, with one node down as the first screen left it."""
+    section = (ROOT / "README.md").read_text().split("## Run your own code\n")[1].split("\n## ")[0]
+    for name, block in zip(
+        ("reports.py", "deploy.py"),
+        re.findall(r"```python\n(.*?)```", section, re.DOTALL),
+        strict=True,
+    ):
+        (tree / name).write_text(block)
+    worker = Shell(tree, "5", [". .venv/bin/activate", "python reports.py"])
+    shells.append(worker)
+    until("the worker says that it found the leader", lambda: "in session" in worker.text(), worker)
+    program = Shell(tree, "6", [". .venv/bin/activate", "python deploy.py"])
+    shells.append(program)
+    assert program.process.wait(PATIENCE_S) == 0, program.text() + worker.text()
+    assert program.text().splitlines()[-1] == "{'rows': 2}"
+    found = json_of(tree, "worker list")
+    (name,) = [each["workerId"] for each in found if each["handlers"] == ["report"]]
+    drained = json_of(tree, f"worker drain {name} --wait")
+    assert [each["workerId"] for each in drained] == [name]
+    assert worker.process.wait(PATIENCE_S) == 0, worker.text()
 
 
 def json_of(tree: Path, command: str) -> Any:

@@ -40,7 +40,11 @@ _HINTS: tuple[tuple[type[Exception], str], ...] = (
 )
 
 # What the command line offers against a refusal, by the node's reason.
-_HINTS_BY_REASON = {"JOB_HAS_ACTIVE_RUNS": "--cancel-running cancels them and deletes the job"}
+_HINTS_BY_REASON = {
+    "JOB_HAS_ACTIVE_RUNS": "--cancel-running cancels them and deletes the job",
+    "WORKER_NOT_FOUND": "tocsin worker list shows those that have one",
+    "WORKER_SILENT": "tocsin worker list shows when it was last heard from",
+}
 
 
 def explained(error: Exception) -> tuple[str, str, int]:
