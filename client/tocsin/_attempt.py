@@ -393,6 +393,7 @@ def _context(
         worker_id=worker_id,
         checkpoint=item.checkpoint,
         upstream_run=item.upstream_run,
+        event=_convert.optional_event(item),
         control=control,
     )
     return context

@@ -27,6 +27,8 @@ from tocsin.types import (
     AuditFault,
     AuditFaultKind,
     ClusterStatus,
+    Event,
+    EventKind,
     Explanation,
     ExplanationStep,
     Fence,
@@ -39,6 +41,7 @@ from tocsin.types import (
     Member,
     MisfirePolicy,
     NodeRole,
+    Notify,
     OccurrenceOutcome,
     OccurrenceRange,
     OverlapPolicy,
@@ -122,6 +125,11 @@ def to_job(job: Job) -> job_pb2.Job:
         exclusions=job.exclusions,
         on_excluded=to_on_excluded(job.on_excluded),
     )
+    if job.notify is not None:
+        message.notify.SetInParent()
+        message.notify.jobs.extend(job.notify.jobs)
+        for kind in job.notify.events:
+            message.notify.events.append(_to_enum(run_pb2.EventKind, EventKind(kind)))
     if job.retry_policy is not None:
         message.retry_policy.CopyFrom(_to_retry_policy(job.retry_policy))
     if job.priority is not None:
@@ -188,12 +196,20 @@ def from_job(message: job_pb2.Job) -> Job:
         max_concurrent_runs=message.max_concurrent_runs,
         concurrency_key=message.concurrency_key,
         max_concurrent_per_key=message.max_concurrent_per_key,
+        notify=_from_notify(message) if message.HasField("notify") else None,
+        dropped_event_count=message.dropped_event_count,
+        last_dropped_event_time=optional_time(message, "last_dropped_event_time"),
         dead_letter_count=message.dead_letter_count,
         waits_for=message.waits_for,
         exclusions=tuple(message.exclusions),
         on_excluded=_from_enum(job_pb2.OnExcluded, message.on_excluded, OnExcluded),
         exclusion_note=message.exclusion_note,
     )
+
+
+def _from_notify(message: job_pb2.Job) -> Notify:
+    kinds = (_from_enum(run_pb2.EventKind, kind, EventKind) for kind in message.notify.events)
+    return Notify(tuple(kinds), tuple(message.notify.jobs))
 
 
 def to_on_excluded(value: OnExcluded) -> Any:
@@ -391,9 +407,30 @@ def from_run(message: run_pb2.Run) -> Run:
         max_attempts=message.max_attempts,
         refused_report_count=message.refused_report_count,
         upstream=message.upstream,
+        event=optional_event(message),
         checkpoint_size=message.checkpoint_size,
         hand_retry_count=message.hand_retry_count,
         start_deadline_time=optional_time(message, "start_deadline_time"),
+    )
+
+
+def optional_event(message: run_pb2.Run | worker_pb2.Assignments.Item) -> Event | None:
+    """What a run of a subscription tells of; None for other runs."""
+    if not message.HasField("event"):
+        return None
+    event = message.event
+    return Event(
+        kind=_from_enum(run_pb2.EventKind, event.kind, EventKind),
+        job=event.job,
+        job_uid=event.job_uid,
+        run=event.run,
+        log_index=event.log_index,
+        time=from_timestamp(event.time),
+        attempt=event.attempt,
+        max_attempts=event.max_attempts,
+        fencing_token=event.fencing_token,
+        error_kind=event.error_kind,
+        error_message=event.error_message,
     )
 
 

@@ -17,7 +17,7 @@ from typing import Any, TypedDict
 from tocsin.calendar import OnExcluded
 from tocsin.errors import NotAHandler
 from tocsin.schedule import At, Cron, Every, Schedule
-from tocsin.types import After, Job, MisfirePolicy, OverlapPolicy, RetryPolicy
+from tocsin.types import After, Job, MisfirePolicy, Notify, OverlapPolicy, RetryPolicy
 
 _declared: weakref.WeakKeyDictionary[Any, dict[str, bool]] = weakref.WeakKeyDictionary()
 
@@ -47,6 +47,7 @@ class JobFields(TypedDict, total=False):
     max_concurrent_per_key: int
     exclusions: Sequence[str]
     on_excluded: OnExcluded
+    notify: Notify | None
     etag: int
 
 

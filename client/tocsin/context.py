@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from tocsin.errors import ControlFlow, LeaseLost
+from tocsin.types import Event
 
 __all__ = ["Context", "current"]
 
@@ -51,6 +52,7 @@ class Context:
         queue, handler, worker_id: where it came from, and who runs it.
         checkpoint: what an earlier attempt of the run saved last; empty: nothing.
         upstream_run: the run that this one comes after, or empty.
+        event: what happened, for a run of a subscription; None for its test by a trigger.
     """
 
     run: str
@@ -70,6 +72,7 @@ class Context:
     worker_id: str = ""
     checkpoint: bytes = b""
     upstream_run: str = ""
+    event: Event | None = None
     control: Control = field(repr=False)
 
     @property

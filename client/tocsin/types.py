@@ -116,6 +116,18 @@ class RunCause(enum.StrEnum):
     TRIGGER = "TRIGGER"
     MISFIRE = "MISFIRE"
     AFTER = "AFTER"
+    EVENT = "EVENT"
+
+
+class EventKind(enum.StrEnum):
+    """What a subscription can be told of."""
+
+    UNKNOWN = "UNKNOWN"  # a kind newer than this library
+    ATTEMPT_FAILED = "ATTEMPT_FAILED"  # and another attempt follows
+    DEAD_LETTER = "DEAD_LETTER"  # a run ended as FAILED
+    RECOVERED = "RECOVERED"  # the first run that succeeded after that
+    ALERT_RAISED = "ALERT_RAISED"  # no run has succeeded within `must_succeed_within`
+    ALERT_CLEARED = "ALERT_CLEARED"  # by a run that succeeded
 
 
 class AttemptOutcome(enum.StrEnum):
@@ -189,6 +201,48 @@ class After:
         object.__setattr__(self, "condition", AfterCondition(self.condition))
 
 
+@dataclass(frozen=True)
+class Notify:
+    """Makes a job a subscription: each such event of the jobs it watches makes a run of it.
+
+    Attributes:
+        events: none: all but ATTEMPT_FAILED.
+        jobs: of its own namespace; none: all of them.
+    """
+
+    events: Sequence[EventKind | str] = ()
+    jobs: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "events", tuple(EventKind(each) for each in self.events))
+        object.__setattr__(self, "jobs", tuple(self.jobs))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """What happened to a job, as a run of a subscription tells it.
+
+    Attributes:
+        job, job_uid: to which job.
+        run: about which run; empty for an alert that was raised.
+        log_index, time: the entry that caused it, and its cluster time.
+        attempt, max_attempts, fencing_token: of that run's last attempt by then; else 0.
+        error_kind, error_message: of the attempt that failed; the message's first 1,024 characters.
+    """
+
+    kind: EventKind
+    job: str
+    job_uid: int
+    run: str
+    log_index: int
+    time: datetime
+    attempt: int = 0
+    max_attempts: int = 0
+    fencing_token: int = 0
+    error_kind: str = ""
+    error_message: str = ""
+
+
 @dataclass(frozen=True, kw_only=True)
 class JobAlert:
     """The job has not succeeded within its time; goes with the next success."""
@@ -221,6 +275,9 @@ class Job:
         exclusions: calendars of the job's namespace; at times that they exclude it does not run.
         on_excluded: whether such an occurrence is skipped, or due at the next allowed instant.
         exclusion_note: out; why its calendars, or a change of them, keep it from firing.
+        notify: makes it a subscription, a job that runs when something happens to others.
+        dropped_event_count, last_dropped_event_time: out; events that a subscription was not told
+            of, as too many of its runs had not ended.
         dead_letter_count: out; runs that are kept as FAILED.
         waits_for: out, from `get_job` alone: why the oldest waiting run waits.
         uid, etag, paused, pause_note, next_fire_time, create_time, update_time, mark_time,
@@ -256,6 +313,9 @@ class Job:
     exclusions: Sequence[str] = ()
     on_excluded: OnExcluded = OnExcluded.DEFAULT
     exclusion_note: str = ""
+    notify: Notify | None = None
+    dropped_event_count: int = 0
+    last_dropped_event_time: datetime | None = None
     dead_letter_count: int = 0
     waits_for: str = ""
     uid: int = 0
@@ -323,6 +383,7 @@ class Run:
         revision: log index of the last entry that changed it.
         refused_report_count: reports about it that came after their lease was over.
         upstream: the run that it comes after, or empty.
+        event: what it tells of, as a run of a subscription.
         checkpoint_size: bytes that an attempt left for the next one.
         hand_retry_count: times it was made to wait again by `retry_runs`.
         start_deadline_time: not started by then, it ends as CANCELLED; None: it was started, or
@@ -354,6 +415,7 @@ class Run:
     max_attempts: int
     refused_report_count: int
     upstream: str = ""
+    event: Event | None = None
     checkpoint_size: int = 0
     hand_retry_count: int = 0
     start_deadline_time: datetime | None = None

@@ -19,7 +19,7 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from tocsin.v1 import job_pb2
+from tocsin.v1 import job_pb2, run_pb2
 from tocsin_node.config import Config
 from tocsin_node.core.model import (
     DAY_MS,
@@ -27,8 +27,10 @@ from tocsin_node.core.model import (
     SECOND_MS,
     After,
     Condition,
+    EventKind,
     JobSpec,
     Misfire,
+    Notify,
     OnExcluded,
     Overlap,
     RetryPolicy,
@@ -40,6 +42,7 @@ from tocsin_node.schedule import BadSchedule, validate_schedule
 
 SCHEDULES_MAX = 16
 AFTER_MAX = 16
+NOTIFY_JOBS_MAX = 100
 EXCLUSIONS_MAX = 8  # calendars of one job
 LABELS_MAX = 32
 LABEL_CHARS_MAX = 63
@@ -65,7 +68,10 @@ TIMESTAMP_S_MIN = -62_135_596_800  # year 1
 TIMESTAMP_S_MAX = 253_402_300_799  # year 9999
 
 NAME_PART = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
-RUN_PART = re.compile(r"[0-9]{8}T[0-9]{6}Z|manual-[A-Za-z0-9_-]{1,64}|after-[A-Za-z0-9._~-]{1,120}")
+RUN_PART = re.compile(
+    r"[0-9]{8}T[0-9]{6}Z|manual-[A-Za-z0-9_-]{1,64}|after-[A-Za-z0-9._~-]{1,120}"
+    r"|event-[0-9]{1,19}-[0-9]{1,9}"
+)
 REQUEST_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 HANDLER = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 CONCURRENCY_KEY = re.compile(r"[A-Za-z0-9._:-]{1,63}")
@@ -76,7 +82,7 @@ NAME_ALLOWED = (
 )
 RUN_NAME_ALLOWED = (
     "{namespace}/{job}/{run} or {job}/{run}, the last part as 20261129T070000Z, "
-    "manual-{request id} or after-{run before}"
+    "manual-{request id}, after-{run before} or event-{log index}-{n}"
 )
 _CALENDAR_ALLOWED = (
     "{namespace}/{calendar} or {calendar}, each 1 to 63 of a-z 0-9 . _ -, beginning with a letter "
@@ -101,6 +107,13 @@ _CONDITION = {
     job_pb2.AFTER_CONDITION_SUCCESS: Condition.SUCCESS,
     job_pb2.AFTER_CONDITION_FAILURE: Condition.FAILURE,
     job_pb2.AFTER_CONDITION_ANY: Condition.ANY,
+}
+_EVENT = {
+    run_pb2.EVENT_KIND_ATTEMPT_FAILED: EventKind.ATTEMPT_FAILED,
+    run_pb2.EVENT_KIND_DEAD_LETTER: EventKind.DEAD_LETTER,
+    run_pb2.EVENT_KIND_RECOVERED: EventKind.RECOVERED,
+    run_pb2.EVENT_KIND_ALERT_RAISED: EventKind.ALERT_RAISED,
+    run_pb2.EVENT_KIND_ALERT_CLEARED: EventKind.ALERT_CLEARED,
 }
 _DST_GAP = {
     job_pb2.DST_GAP_SKIP: "skip",
@@ -392,7 +405,7 @@ def job_spec(job: job_pb2.Job, faults: Faults, config: Config, *, field: str = "
             job.overlap_policy,
             job_pb2.OverlapPolicy.DESCRIPTOR,
             _OVERLAP,
-            Overlap(config.scheduler.overlap),
+            Overlap.ALLOW if job.HasField("notify") else Overlap(config.scheduler.overlap),
             f"{field}.overlap_policy",
             faults=faults,
         ),
@@ -443,6 +456,7 @@ def job_spec(job: job_pb2.Job, faults: Faults, config: Config, *, field: str = "
         ),
         concurrency_key=_concurrency_key(job.concurrency_key, f"{field}.concurrency_key", faults),
         max_concurrent_per_key=_per_key(job, f"{field}.max_concurrent_per_key", faults),
+        notify=_notify(job, field, faults),
     )
 
 
@@ -688,6 +702,48 @@ def _after(items: Iterable[job_pb2.After], field: str, faults: Faults) -> tuple[
     if len({after.job for after in read}) < len(read):
         faults.add(field, "got a job twice, allowed: each once; the condition any covers all ends")
     return read
+
+
+def _notify(job: job_pb2.Job, field: str, faults: Faults) -> Notify | None:
+    if not job.HasField("notify"):
+        return None
+    for name in ("schedules", "after"):
+        if getattr(job, name):
+            faults.add(f"{field}.{name}", "got some, allowed: none beside notify")
+    if job.must_succeed_within.seconds or job.must_succeed_within.nanos:
+        faults.add(f"{field}.must_succeed_within", "got a time, allowed: none beside notify")
+    where = f"{field}.notify"
+    kinds: list[EventKind] = []
+    for number, kind in enumerate(job.notify.events[: len(_EVENT) + 1]):
+        if kind not in _EVENT:
+            words = run_pb2.EventKind.DESCRIPTOR.values_by_number
+            allowed = ", ".join(words[known].name for known in _EVENT)
+            faults.expected(f"{where}.events[{number}]", kind, allowed)
+        else:
+            kinds.append(_EVENT[kind])
+    if len(job.notify.events) > len(_EVENT) or len(set(kinds)) < len(kinds):
+        faults.add(f"{where}.events", "got an event twice, allowed: each once")
+    events = kinds or [kind for kind in EventKind if kind is not EventKind.ATTEMPT_FAILED]
+    if len(job.notify.jobs) > NOTIFY_JOBS_MAX:
+        problem = f"got {len(job.notify.jobs)} jobs, allowed: at most {NOTIFY_JOBS_MAX}"
+        faults.add(f"{where}.jobs", problem)
+        return None
+    return Notify(tuple(sorted(events)), _watched(job, f"{where}.jobs", faults))
+
+
+def _watched(job: job_pb2.Job, field: str, faults: Faults) -> tuple[str, ...]:
+    """The jobs that a subscription watches, in full and in order; all of its own namespace."""
+    namespace = namespace_of(job.name) if "/" in job.name else DEFAULT_NAMESPACE
+    found: list[str] = []
+    for number, text in enumerate(job.notify.jobs):
+        where, before = f"{field}[{number}]", len(faults.found)
+        full = job_name(text if "/" in text else f"{namespace}/{text}", where, faults)
+        if len(faults.found) == before and namespace_of(full) != namespace:
+            faults.expected(where, text, f"a job of the subscription's own namespace, {namespace}")
+        found.append(full)
+    if len(set(found)) < len(found):
+        faults.add(field, "got a job twice, allowed: each once")
+    return tuple(sorted(found))
 
 
 def _labels(labels: Mapping[str, str], field: str, faults: Faults) -> tuple[tuple[str, str], ...]:

@@ -114,6 +114,9 @@ class Metrics:
         self._active = gauge("active_runs", "Runs that have not ended.")
         self._dead_letters = gauge("dead_letters", "Runs that are kept as FAILED.")
         self._alerts = gauge("alerts", "Jobs that have not succeeded in time.")
+        self._dropped_events = gauge(
+            "dropped_events", "Events that subscriptions which exist were not told of."
+        )
         self._workers = gauge("workers", "Workers with a session; on the leader.")
         self._slots = Gauge(
             "tocsin_slots", "Slots of all workers; on the leader.", ["state"], registry=registry
@@ -222,6 +225,7 @@ class Metrics:
         self._active.set(len(state.waiting) + len(state.leases))
         self._dead_letters.set(state.failed_count)
         self._alerts.set(len(state.alerted))
+        self._dropped_events.set(sum(each.count for each in state.dropped_events.values()))
         load = self._load() if leads else Load(0, 0, 0, None)
         self._workers.set(load.workers)
         self._slots.labels("busy").set(load.busy)

@@ -60,6 +60,7 @@ def indexes(state: State) -> dict[str, object]:
                 "leases",
                 "key_limits",
                 "dependants",
+                "subscriptions",
                 "calendar_jobs",
                 "wide_active",
                 "failed",

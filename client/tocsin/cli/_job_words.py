@@ -157,6 +157,8 @@ def _policies(job: Job) -> dict[str, Any]:
         "max_per_key": job.max_concurrent_per_key,
         "exclude": list(job.exclusions),
         "on_excluded": job.on_excluded.lower(),
+        "notify_on": [] if job.notify is None else [kind.lower() for kind in job.notify.events],
+        "notify_job": [] if job.notify is None else list(job.notify.jobs),
         "labels": dict(sorted(job.labels.items())),
     }
 

@@ -33,9 +33,11 @@ from tocsin.schedule import At, Cron, DstFold, DstGap, Every, Schedule
 from tocsin.types import (
     After,
     AfterCondition,
+    EventKind,
     Fire,
     Job,
     MisfirePolicy,
+    Notify,
     OccurrenceRange,
     OverlapPolicy,
     Preview,
@@ -361,6 +363,19 @@ def schedules_of(options: Mapping[str, Any]) -> list[Schedule]:
 )
 @exclusion_options
 @click.option(
+    "--notify-on",
+    multiple=True,
+    type=_choice(EventKind),
+    help="Run when this happens to a job of its namespace: see tocsin notification.  [repeatable]",
+)
+@click.option(
+    "--notify-job",
+    multiple=True,
+    metavar="JOB",
+    shell_complete=_complete.jobs,
+    help="Only when it happens to this job.  [repeatable]",
+)
+@click.option(
     "--label",
     "labels",
     multiple=True,
@@ -450,6 +465,7 @@ def _definition(name: str, options: Mapping[str, Any]) -> Job:
         labels=options["labels"],
         jitter=options["jitter"],
         must_succeed_within=options["must_succeed_within"],
+        notify=notify_of(options),
         max_runs=options["max_runs"] or 0,
         start_deadline=options["start_deadline"],
         max_concurrent_runs=options["max_concurrent"] or 0,
@@ -457,6 +473,14 @@ def _definition(name: str, options: Mapping[str, Any]) -> Job:
         max_concurrent_per_key=options["max_per_key"] or 0,
         **exclusions_of(options),
     )
+
+
+def notify_of(options: Mapping[str, Any]) -> Notify | None:
+    """The subscription that `--notify-on` and `--notify-job` ask for."""
+    events, jobs = options["notify_on"], options["notify_job"]
+    if not events and not jobs:
+        return None
+    return Notify(tuple(EventKind(event.upper()) for event in events), tuple(jobs))
 
 
 def _after(text: str) -> After:
@@ -622,6 +646,7 @@ def _print_job(job: Job) -> None:
             ("job", job.name),
             *[("schedule", schedule_words(schedule)) for schedule in job.schedules],
             *[("after", _shown_after(after)) for after in job.after],
+            *_notify_fields(job),
             ("next", _shown_next(job)),
             ("decided to", shown_instant(job.mark_time)),
             *_exclusion_fields(job),
@@ -669,6 +694,18 @@ def _still_active(job: Job) -> str:
     """What is added to `finished` of a job that fires no more while runs of it go on."""
     count = job.active_run_count
     return f", {count} run{'' if count == 1 else 's'} still active" if count else ""
+
+
+def _notify_fields(job: Job) -> list[tuple[str, str]]:
+    """What is said of a subscription."""
+    if job.notify is None:
+        return []
+    events = ", ".join(kind.lower() for kind in job.notify.events)
+    fields = [("told of", events), ("watches", ", ".join(job.notify.jobs) or "its namespace")]
+    if job.dropped_event_count:
+        last = shown_instant(job.last_dropped_event_time)
+        fields.append(("dropped", f"{job.dropped_event_count} events, the last {last}"))
+    return fields
 
 
 def _exclusion_fields(job: Job) -> list[tuple[str, str]]:

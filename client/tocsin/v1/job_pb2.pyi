@@ -319,6 +319,9 @@ class Job(_message.Message):
     EXCLUSIONS_FIELD_NUMBER: _builtins.int
     ON_EXCLUDED_FIELD_NUMBER: _builtins.int
     EXCLUSION_NOTE_FIELD_NUMBER: _builtins.int
+    NOTIFY_FIELD_NUMBER: _builtins.int
+    DROPPED_EVENT_COUNT_FIELD_NUMBER: _builtins.int
+    LAST_DROPPED_EVENT_TIME_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """`{namespace}/{job}`, each part `[a-z0-9][a-z0-9._-]{0,62}`; namespace `default` may be left out."""
     uid: _builtins.int
@@ -379,6 +382,8 @@ class Job(_message.Message):
     """For people: the job waits for a change of a calendar to reach it, or nothing is left that its
     calendars allow; else empty. Out.
     """
+    dropped_event_count: _builtins.int
+    """Events that it was not told of, as 1,000 of its runs had not ended. Out."""
     @_builtins.property
     def schedules(self) -> _containers.RepeatedCompositeFieldContainer[Global___Schedule]:
         """0..16; none: runs only when triggered. Times where several meet are one occurrence."""
@@ -456,6 +461,17 @@ class Job(_message.Message):
         They must exist. See calendar.proto.
         """
 
+    @_builtins.property
+    def notify(self) -> Global___Notify:
+        """Makes the job a subscription: each event that it asks for makes a run of it, in the log entry
+        that caused the event. A subscription has no schedules, `after` or `must_succeed_within`, no job
+        runs after it, and nothing that happens to it is an event. By default its runs overlap.
+        """
+
+    @_builtins.property
+    def last_dropped_event_time(self) -> _timestamp_pb2.Timestamp:
+        """The last of them. Out."""
+
     def __init__(
         self,
         *,
@@ -500,16 +516,51 @@ class Job(_message.Message):
         exclusions: _abc.Iterable[_builtins.str] | None = ...,
         on_excluded: Global___OnExcluded.ValueType = ...,
         exclusion_note: _builtins.str = ...,
+        notify: Global___Notify | None = ...,
+        dropped_event_count: _builtins.int = ...,
+        last_dropped_event_time: _timestamp_pb2.Timestamp | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_priority", b"_priority", "alert", b"alert", "attempt_timeout", b"attempt_timeout", "create_time", b"create_time", "jitter", b"jitter", "last_success_time", b"last_success_time", "lease_duration", b"lease_duration", "mark_time", b"mark_time", "misfire_grace", b"misfire_grace", "must_succeed_within", b"must_succeed_within", "next_fire_time", b"next_fire_time", "priority", b"priority", "retry_policy", b"retry_policy", "start_deadline", b"start_deadline", "update_time", b"update_time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_priority", b"_priority", "alert", b"alert", "attempt_timeout", b"attempt_timeout", "create_time", b"create_time", "jitter", b"jitter", "last_dropped_event_time", b"last_dropped_event_time", "last_success_time", b"last_success_time", "lease_duration", b"lease_duration", "mark_time", b"mark_time", "misfire_grace", b"misfire_grace", "must_succeed_within", b"must_succeed_within", "next_fire_time", b"next_fire_time", "notify", b"notify", "priority", b"priority", "retry_policy", b"retry_policy", "start_deadline", b"start_deadline", "update_time", b"update_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_priority", b"_priority", "active_run_count", b"active_run_count", "after", b"after", "alert", b"alert", "attempt_timeout", b"attempt_timeout", "catchup_limit", b"catchup_limit", "concurrency_key", b"concurrency_key", "content_type", b"content_type", "create_time", b"create_time", "dead_letter_count", b"dead_letter_count", "etag", b"etag", "exclusion_note", b"exclusion_note", "exclusions", b"exclusions", "finished", b"finished", "handler", b"handler", "jitter", b"jitter", "labels", b"labels", "last_success_time", b"last_success_time", "lease_duration", b"lease_duration", "mark_time", b"mark_time", "max_concurrent_per_key", b"max_concurrent_per_key", "max_concurrent_runs", b"max_concurrent_runs", "max_runs", b"max_runs", "misfire_grace", b"misfire_grace", "misfire_policy", b"misfire_policy", "must_succeed_within", b"must_succeed_within", "name", b"name", "next_fire_time", b"next_fire_time", "occurrence_run_count", b"occurrence_run_count", "on_excluded", b"on_excluded", "overlap_policy", b"overlap_policy", "pause_note", b"pause_note", "paused", b"paused", "payload", b"payload", "priority", b"priority", "queue", b"queue", "retry_policy", b"retry_policy", "schedules", b"schedules", "start_deadline", b"start_deadline", "uid", b"uid", "update_time", b"update_time", "waits_for", b"waits_for"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_priority", b"_priority", "active_run_count", b"active_run_count", "after", b"after", "alert", b"alert", "attempt_timeout", b"attempt_timeout", "catchup_limit", b"catchup_limit", "concurrency_key", b"concurrency_key", "content_type", b"content_type", "create_time", b"create_time", "dead_letter_count", b"dead_letter_count", "dropped_event_count", b"dropped_event_count", "etag", b"etag", "exclusion_note", b"exclusion_note", "exclusions", b"exclusions", "finished", b"finished", "handler", b"handler", "jitter", b"jitter", "labels", b"labels", "last_dropped_event_time", b"last_dropped_event_time", "last_success_time", b"last_success_time", "lease_duration", b"lease_duration", "mark_time", b"mark_time", "max_concurrent_per_key", b"max_concurrent_per_key", "max_concurrent_runs", b"max_concurrent_runs", "max_runs", b"max_runs", "misfire_grace", b"misfire_grace", "misfire_policy", b"misfire_policy", "must_succeed_within", b"must_succeed_within", "name", b"name", "next_fire_time", b"next_fire_time", "notify", b"notify", "occurrence_run_count", b"occurrence_run_count", "on_excluded", b"on_excluded", "overlap_policy", b"overlap_policy", "pause_note", b"pause_note", "paused", b"paused", "payload", b"payload", "priority", b"priority", "queue", b"queue", "retry_policy", b"retry_policy", "schedules", b"schedules", "start_deadline", b"start_deadline", "uid", b"uid", "update_time", b"update_time", "waits_for", b"waits_for"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__priority: _TypeAlias = _typing.Literal["priority"]  # noqa: Y015
     _WhichOneofArgType__priority: _TypeAlias = _typing.Literal["_priority", b"_priority"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__priority) -> _WhichOneofReturnType__priority | None: ...
 
 Global___Job: _TypeAlias = Job  # noqa: Y015
+
+@_typing.final
+class Notify(_message.Message):
+    """Which events of which jobs a subscription is told of. While it is paused it is told of none."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EVENTS_FIELD_NUMBER: _builtins.int
+    JOBS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def events(self) -> _containers.RepeatedScalarFieldContainer[_run_pb2.EventKind.ValueType]:
+        """Default: all but ATTEMPT_FAILED."""
+
+    @_builtins.property
+    def jobs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Jobs of its own namespace, `{namespace}/{job}` or `{job}`, which need not exist yet; at most 100.
+        Default: all of the namespace.
+        """
+
+    def __init__(
+        self,
+        *,
+        events: _abc.Iterable[_run_pb2.EventKind.ValueType] | None = ...,
+        jobs: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["events", b"events", "jobs", b"jobs"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Notify: _TypeAlias = Notify  # noqa: Y015
 
 @_typing.final
 class JobAlert(_message.Message):

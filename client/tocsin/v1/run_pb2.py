@@ -26,49 +26,53 @@ from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__
 from google.rpc import status_pb2 as google_dot_rpc_dot_status__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13tocsin/v1/run.proto\x12\ttocsin.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x17google/rpc/status.proto\"\xf2\x06\n\x03Run\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x17\n\x0fidempotency_key\x18\x02 \x01(\t\x12\"\n\x05state\x18\x03 \x01(\x0e\x32\x13.tocsin.v1.RunState\x12\x14\n\x0cstate_reason\x18\x04 \x01(\t\x12\"\n\x05\x63\x61use\x18\x05 \x01(\x0e\x32\x13.tocsin.v1.RunCause\x12\x30\n\x0cnominal_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12,\n\x08\x64ue_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12$\n\x08\x61ttempts\x18\x08 \x03(\x0b\x32\x12.tocsin.v1.Attempt\x12\x10\n\x08progress\x18\t \x01(\x01\x12\x0e\n\x06result\x18\n \x01(\x0c\x12\x34\n\x10\x63overs_from_time\x18\x0b \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x32\n\x0e\x63overs_to_time\x18\x0c \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x14\n\x0c\x63overs_count\x18\r \x01(\x03\x12\x35\n\x11next_attempt_time\x18\x0e \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x18\n\x10\x63\x61ncel_requested\x18\x0f \x01(\x08\x12\x13\n\x0bjob_version\x18\x10 \x01(\x03\x12\x0f\n\x07handler\x18\x11 \x01(\t\x12\r\n\x05queue\x18\x12 \x01(\t\x12/\n\x0b\x63reate_time\x18\x13 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12,\n\x08\x65nd_time\x18\x14 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x10\n\x08revision\x18\x15 \x01(\x03\x12\x15\n\rattempt_count\x18\x16 \x01(\x05\x12\x14\n\x0cmax_attempts\x18\x17 \x01(\x05\x12\x1c\n\x14refused_report_count\x18\x18 \x01(\x05\x12\x10\n\x08upstream\x18< \x01(\t\x12\x17\n\x0f\x63heckpoint_size\x18= \x01(\x05\x12\x18\n\x10hand_retry_count\x18P \x01(\x05\x12\x37\n\x13start_deadline_time\x18Q \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\xf5\x01\n\x07\x41ttempt\x12\x0e\n\x06number\x18\x01 \x01(\x05\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\x15\n\rfencing_token\x18\x03 \x01(\x03\x12.\n\nstart_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12,\n\x08\x65nd_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12*\n\x07outcome\x18\x06 \x01(\x0e\x32\x19.tocsin.v1.AttemptOutcome\x12&\n\x05\x65rror\x18\x07 \x01(\x0b\x32\x17.tocsin.v1.AttemptError\"-\n\x0c\x41ttemptError\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\"/\n\rGetRunRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08stale_ok\x18\x02 \x01(\x08\"-\n\x0eGetRunResponse\x12\x1b\n\x03run\x18\x01 \x01(\x0b\x32\x0e.tocsin.v1.Run\"j\n\x0fListRunsRequest\x12\x0e\n\x06parent\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\x12\x0e\n\x06\x66ilter\x18\x04 \x01(\t\x12\x10\n\x08stale_ok\x18\x05 \x01(\x08\"I\n\x10ListRunsResponse\x12\x1c\n\x04runs\x18\x01 \x03(\x0b\x32\x0e.tocsin.v1.Run\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"}\n\x11\x43\x61ncelRunsRequest\x12\r\n\x05names\x18\x01 \x03(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x12\n\nrequest_id\x18\x03 \x01(\t\x12\x0e\n\x06parent\x18\x04 \x01(\t\x12\x0e\n\x06\x66ilter\x18\x05 \x01(\t\x12\x15\n\rvalidate_only\x18\x06 \x01(\x08\"\xac\x01\n\x12\x43\x61ncelRunsResponse\x12&\n\x07results\x18\x01 \x03(\x0b\x32\x15.tocsin.v1.ItemResult\x12\x15\n\rmatched_count\x18\x02 \x01(\x03\x12\x15\n\rchanged_count\x18\x03 \x01(\x03\x12\x13\n\x0bin_progress\x18\x04 \x01(\x08\x12+\n\x0cmatched_jobs\x18\x05 \x03(\x0b\x32\x15.tocsin.v1.MatchedJob\",\n\nMatchedJob\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x11\n\trun_count\x18\x02 \x01(\x03\"l\n\x10RetryRunsRequest\x12\r\n\x05names\x18\x01 \x03(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x0e\n\x06parent\x18\x03 \x01(\t\x12\x0e\n\x06\x66ilter\x18\x04 \x01(\t\x12\x15\n\rvalidate_only\x18\x05 \x01(\x08\"\xab\x01\n\x11RetryRunsResponse\x12&\n\x07results\x18\x01 \x03(\x0b\x32\x15.tocsin.v1.ItemResult\x12\x15\n\rmatched_count\x18\x02 \x01(\x03\x12\x15\n\rchanged_count\x18\x03 \x01(\x03\x12\x13\n\x0bin_progress\x18\x04 \x01(\x08\x12+\n\x0cmatched_jobs\x18\x05 \x03(\x0b\x32\x15.tocsin.v1.MatchedJob\">\n\nItemResult\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\"\n\x06status\x18\x02 \x01(\x0b\x32\x12.google.rpc.Status\"I\n\x10WatchRunsRequest\x12\x0e\n\x06parent\x18\x01 \x01(\t\x12\x0e\n\x06\x66ilter\x18\x02 \x01(\t\x12\x15\n\rfrom_revision\x18\x03 \x01(\x03\"}\n\x11WatchRunsResponse\x12\x10\n\x08revision\x18\x01 \x01(\x03\x12\x1c\n\x04runs\x18\x02 \x03(\x0b\x32\x0e.tocsin.v1.Run\x12\x11\n\theartbeat\x18\x03 \x01(\x08\x12\x11\n\tcaught_up\x18\x04 \x01(\x08\x12\x12\n\nleaderless\x18P \x01(\x08*\xb4\x01\n\x08RunState\x12\x19\n\x15RUN_STATE_UNSPECIFIED\x10\x00\x12\x15\n\x11RUN_STATE_PENDING\x10\x01\x12\x14\n\x10RUN_STATE_LEASED\x10\x02\x12\x18\n\x14RUN_STATE_RETRY_WAIT\x10\x03\x12\x17\n\x13RUN_STATE_SUCCEEDED\x10\x04\x12\x14\n\x10RUN_STATE_FAILED\x10\x05\x12\x17\n\x13RUN_STATE_CANCELLED\x10\x06*\x80\x01\n\x08RunCause\x12\x19\n\x15RUN_CAUSE_UNSPECIFIED\x10\x00\x12\x16\n\x12RUN_CAUSE_SCHEDULE\x10\x01\x12\x15\n\x11RUN_CAUSE_TRIGGER\x10\x02\x12\x15\n\x11RUN_CAUSE_MISFIRE\x10\x03\x12\x13\n\x0fRUN_CAUSE_AFTER\x10\n*\xcc\x01\n\x0e\x41ttemptOutcome\x12\x1f\n\x1b\x41TTEMPT_OUTCOME_UNSPECIFIED\x10\x00\x12\x1d\n\x19\x41TTEMPT_OUTCOME_SUCCEEDED\x10\x01\x12\x1a\n\x16\x41TTEMPT_OUTCOME_FAILED\x10\x02\x12!\n\x1d\x41TTEMPT_OUTCOME_LEASE_EXPIRED\x10\x03\x12\x1c\n\x18\x41TTEMPT_OUTCOME_RELEASED\x10\x04\x12\x1d\n\x19\x41TTEMPT_OUTCOME_CANCELLED\x10\x05\x32\xed\x02\n\nRunService\x12=\n\x06GetRun\x12\x18.tocsin.v1.GetRunRequest\x1a\x19.tocsin.v1.GetRunResponse\x12\x43\n\x08ListRuns\x12\x1a.tocsin.v1.ListRunsRequest\x1a\x1b.tocsin.v1.ListRunsResponse\x12I\n\nCancelRuns\x12\x1c.tocsin.v1.CancelRunsRequest\x1a\x1d.tocsin.v1.CancelRunsResponse\x12\x46\n\tRetryRuns\x12\x1b.tocsin.v1.RetryRunsRequest\x1a\x1c.tocsin.v1.RetryRunsResponse\x12H\n\tWatchRuns\x12\x1b.tocsin.v1.WatchRunsRequest\x1a\x1c.tocsin.v1.WatchRunsResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13tocsin/v1/run.proto\x12\ttocsin.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x17google/rpc/status.proto\"\xfc\x01\n\x05\x45vent\x12\"\n\x04kind\x18\x01 \x01(\x0e\x32\x14.tocsin.v1.EventKind\x12\x0b\n\x03job\x18\x02 \x01(\t\x12\x0f\n\x07job_uid\x18\x03 \x01(\x03\x12\x0b\n\x03run\x18\x04 \x01(\t\x12\x11\n\tlog_index\x18\x05 \x01(\x03\x12(\n\x04time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0f\n\x07\x61ttempt\x18\x07 \x01(\x05\x12\x14\n\x0cmax_attempts\x18\x08 \x01(\x05\x12\x15\n\rfencing_token\x18\t \x01(\x03\x12\x12\n\nerror_kind\x18\n \x01(\t\x12\x15\n\rerror_message\x18\x0b \x01(\t\"\x93\x07\n\x03Run\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x17\n\x0fidempotency_key\x18\x02 \x01(\t\x12\"\n\x05state\x18\x03 \x01(\x0e\x32\x13.tocsin.v1.RunState\x12\x14\n\x0cstate_reason\x18\x04 \x01(\t\x12\"\n\x05\x63\x61use\x18\x05 \x01(\x0e\x32\x13.tocsin.v1.RunCause\x12\x30\n\x0cnominal_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12,\n\x08\x64ue_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12$\n\x08\x61ttempts\x18\x08 \x03(\x0b\x32\x12.tocsin.v1.Attempt\x12\x10\n\x08progress\x18\t \x01(\x01\x12\x0e\n\x06result\x18\n \x01(\x0c\x12\x34\n\x10\x63overs_from_time\x18\x0b \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x32\n\x0e\x63overs_to_time\x18\x0c \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x14\n\x0c\x63overs_count\x18\r \x01(\x03\x12\x35\n\x11next_attempt_time\x18\x0e \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x18\n\x10\x63\x61ncel_requested\x18\x0f \x01(\x08\x12\x13\n\x0bjob_version\x18\x10 \x01(\x03\x12\x0f\n\x07handler\x18\x11 \x01(\t\x12\r\n\x05queue\x18\x12 \x01(\t\x12/\n\x0b\x63reate_time\x18\x13 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12,\n\x08\x65nd_time\x18\x14 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x10\n\x08revision\x18\x15 \x01(\x03\x12\x15\n\rattempt_count\x18\x16 \x01(\x05\x12\x14\n\x0cmax_attempts\x18\x17 \x01(\x05\x12\x1c\n\x14refused_report_count\x18\x18 \x01(\x05\x12\x10\n\x08upstream\x18< \x01(\t\x12\x1f\n\x05\x65vent\x18\x64 \x01(\x0b\x32\x10.tocsin.v1.Event\x12\x17\n\x0f\x63heckpoint_size\x18= \x01(\x05\x12\x18\n\x10hand_retry_count\x18P \x01(\x05\x12\x37\n\x13start_deadline_time\x18Q \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\xf5\x01\n\x07\x41ttempt\x12\x0e\n\x06number\x18\x01 \x01(\x05\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\x15\n\rfencing_token\x18\x03 \x01(\x03\x12.\n\nstart_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12,\n\x08\x65nd_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12*\n\x07outcome\x18\x06 \x01(\x0e\x32\x19.tocsin.v1.AttemptOutcome\x12&\n\x05\x65rror\x18\x07 \x01(\x0b\x32\x17.tocsin.v1.AttemptError\"-\n\x0c\x41ttemptError\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\"/\n\rGetRunRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08stale_ok\x18\x02 \x01(\x08\"-\n\x0eGetRunResponse\x12\x1b\n\x03run\x18\x01 \x01(\x0b\x32\x0e.tocsin.v1.Run\"j\n\x0fListRunsRequest\x12\x0e\n\x06parent\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\x12\x0e\n\x06\x66ilter\x18\x04 \x01(\t\x12\x10\n\x08stale_ok\x18\x05 \x01(\x08\"I\n\x10ListRunsResponse\x12\x1c\n\x04runs\x18\x01 \x03(\x0b\x32\x0e.tocsin.v1.Run\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"}\n\x11\x43\x61ncelRunsRequest\x12\r\n\x05names\x18\x01 \x03(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x12\n\nrequest_id\x18\x03 \x01(\t\x12\x0e\n\x06parent\x18\x04 \x01(\t\x12\x0e\n\x06\x66ilter\x18\x05 \x01(\t\x12\x15\n\rvalidate_only\x18\x06 \x01(\x08\"\xac\x01\n\x12\x43\x61ncelRunsResponse\x12&\n\x07results\x18\x01 \x03(\x0b\x32\x15.tocsin.v1.ItemResult\x12\x15\n\rmatched_count\x18\x02 \x01(\x03\x12\x15\n\rchanged_count\x18\x03 \x01(\x03\x12\x13\n\x0bin_progress\x18\x04 \x01(\x08\x12+\n\x0cmatched_jobs\x18\x05 \x03(\x0b\x32\x15.tocsin.v1.MatchedJob\",\n\nMatchedJob\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x11\n\trun_count\x18\x02 \x01(\x03\"l\n\x10RetryRunsRequest\x12\r\n\x05names\x18\x01 \x03(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x0e\n\x06parent\x18\x03 \x01(\t\x12\x0e\n\x06\x66ilter\x18\x04 \x01(\t\x12\x15\n\rvalidate_only\x18\x05 \x01(\x08\"\xab\x01\n\x11RetryRunsResponse\x12&\n\x07results\x18\x01 \x03(\x0b\x32\x15.tocsin.v1.ItemResult\x12\x15\n\rmatched_count\x18\x02 \x01(\x03\x12\x15\n\rchanged_count\x18\x03 \x01(\x03\x12\x13\n\x0bin_progress\x18\x04 \x01(\x08\x12+\n\x0cmatched_jobs\x18\x05 \x03(\x0b\x32\x15.tocsin.v1.MatchedJob\">\n\nItemResult\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\"\n\x06status\x18\x02 \x01(\x0b\x32\x12.google.rpc.Status\"I\n\x10WatchRunsRequest\x12\x0e\n\x06parent\x18\x01 \x01(\t\x12\x0e\n\x06\x66ilter\x18\x02 \x01(\t\x12\x15\n\rfrom_revision\x18\x03 \x01(\x03\"}\n\x11WatchRunsResponse\x12\x10\n\x08revision\x18\x01 \x01(\x03\x12\x1c\n\x04runs\x18\x02 \x03(\x0b\x32\x0e.tocsin.v1.Run\x12\x11\n\theartbeat\x18\x03 \x01(\x08\x12\x11\n\tcaught_up\x18\x04 \x01(\x08\x12\x12\n\nleaderless\x18P \x01(\x08*\xb4\x01\n\x08RunState\x12\x19\n\x15RUN_STATE_UNSPECIFIED\x10\x00\x12\x15\n\x11RUN_STATE_PENDING\x10\x01\x12\x14\n\x10RUN_STATE_LEASED\x10\x02\x12\x18\n\x14RUN_STATE_RETRY_WAIT\x10\x03\x12\x17\n\x13RUN_STATE_SUCCEEDED\x10\x04\x12\x14\n\x10RUN_STATE_FAILED\x10\x05\x12\x17\n\x13RUN_STATE_CANCELLED\x10\x06*\x95\x01\n\x08RunCause\x12\x19\n\x15RUN_CAUSE_UNSPECIFIED\x10\x00\x12\x16\n\x12RUN_CAUSE_SCHEDULE\x10\x01\x12\x15\n\x11RUN_CAUSE_TRIGGER\x10\x02\x12\x15\n\x11RUN_CAUSE_MISFIRE\x10\x03\x12\x13\n\x0fRUN_CAUSE_AFTER\x10\n\x12\x13\n\x0fRUN_CAUSE_EVENT\x10\x14*\xb7\x01\n\tEventKind\x12\x1a\n\x16\x45VENT_KIND_UNSPECIFIED\x10\x00\x12\x1d\n\x19\x45VENT_KIND_ATTEMPT_FAILED\x10\x01\x12\x1a\n\x16\x45VENT_KIND_DEAD_LETTER\x10\x02\x12\x18\n\x14\x45VENT_KIND_RECOVERED\x10\x03\x12\x1b\n\x17\x45VENT_KIND_ALERT_RAISED\x10\x04\x12\x1c\n\x18\x45VENT_KIND_ALERT_CLEARED\x10\x05*\xcc\x01\n\x0e\x41ttemptOutcome\x12\x1f\n\x1b\x41TTEMPT_OUTCOME_UNSPECIFIED\x10\x00\x12\x1d\n\x19\x41TTEMPT_OUTCOME_SUCCEEDED\x10\x01\x12\x1a\n\x16\x41TTEMPT_OUTCOME_FAILED\x10\x02\x12!\n\x1d\x41TTEMPT_OUTCOME_LEASE_EXPIRED\x10\x03\x12\x1c\n\x18\x41TTEMPT_OUTCOME_RELEASED\x10\x04\x12\x1d\n\x19\x41TTEMPT_OUTCOME_CANCELLED\x10\x05\x32\xed\x02\n\nRunService\x12=\n\x06GetRun\x12\x18.tocsin.v1.GetRunRequest\x1a\x19.tocsin.v1.GetRunResponse\x12\x43\n\x08ListRuns\x12\x1a.tocsin.v1.ListRunsRequest\x1a\x1b.tocsin.v1.ListRunsResponse\x12I\n\nCancelRuns\x12\x1c.tocsin.v1.CancelRunsRequest\x1a\x1d.tocsin.v1.CancelRunsResponse\x12\x46\n\tRetryRuns\x12\x1b.tocsin.v1.RetryRunsRequest\x1a\x1c.tocsin.v1.RetryRunsResponse\x12H\n\tWatchRuns\x12\x1b.tocsin.v1.WatchRunsRequest\x1a\x1c.tocsin.v1.WatchRunsResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'tocsin.v1.run_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_RUNSTATE']._serialized_start=2450
-  _globals['_RUNSTATE']._serialized_end=2630
-  _globals['_RUNCAUSE']._serialized_start=2633
-  _globals['_RUNCAUSE']._serialized_end=2761
-  _globals['_ATTEMPTOUTCOME']._serialized_start=2764
-  _globals['_ATTEMPTOUTCOME']._serialized_end=2968
-  _globals['_RUN']._serialized_start=93
-  _globals['_RUN']._serialized_end=975
-  _globals['_ATTEMPT']._serialized_start=978
-  _globals['_ATTEMPT']._serialized_end=1223
-  _globals['_ATTEMPTERROR']._serialized_start=1225
-  _globals['_ATTEMPTERROR']._serialized_end=1270
-  _globals['_GETRUNREQUEST']._serialized_start=1272
-  _globals['_GETRUNREQUEST']._serialized_end=1319
-  _globals['_GETRUNRESPONSE']._serialized_start=1321
-  _globals['_GETRUNRESPONSE']._serialized_end=1366
-  _globals['_LISTRUNSREQUEST']._serialized_start=1368
-  _globals['_LISTRUNSREQUEST']._serialized_end=1474
-  _globals['_LISTRUNSRESPONSE']._serialized_start=1476
-  _globals['_LISTRUNSRESPONSE']._serialized_end=1549
-  _globals['_CANCELRUNSREQUEST']._serialized_start=1551
-  _globals['_CANCELRUNSREQUEST']._serialized_end=1676
-  _globals['_CANCELRUNSRESPONSE']._serialized_start=1679
-  _globals['_CANCELRUNSRESPONSE']._serialized_end=1851
-  _globals['_MATCHEDJOB']._serialized_start=1853
-  _globals['_MATCHEDJOB']._serialized_end=1897
-  _globals['_RETRYRUNSREQUEST']._serialized_start=1899
-  _globals['_RETRYRUNSREQUEST']._serialized_end=2007
-  _globals['_RETRYRUNSRESPONSE']._serialized_start=2010
-  _globals['_RETRYRUNSRESPONSE']._serialized_end=2181
-  _globals['_ITEMRESULT']._serialized_start=2183
-  _globals['_ITEMRESULT']._serialized_end=2245
-  _globals['_WATCHRUNSREQUEST']._serialized_start=2247
-  _globals['_WATCHRUNSREQUEST']._serialized_end=2320
-  _globals['_WATCHRUNSRESPONSE']._serialized_start=2322
-  _globals['_WATCHRUNSRESPONSE']._serialized_end=2447
-  _globals['_RUNSERVICE']._serialized_start=2971
-  _globals['_RUNSERVICE']._serialized_end=3336
+  _globals['_RUNSTATE']._serialized_start=2738
+  _globals['_RUNSTATE']._serialized_end=2918
+  _globals['_RUNCAUSE']._serialized_start=2921
+  _globals['_RUNCAUSE']._serialized_end=3070
+  _globals['_EVENTKIND']._serialized_start=3073
+  _globals['_EVENTKIND']._serialized_end=3256
+  _globals['_ATTEMPTOUTCOME']._serialized_start=3259
+  _globals['_ATTEMPTOUTCOME']._serialized_end=3463
+  _globals['_EVENT']._serialized_start=93
+  _globals['_EVENT']._serialized_end=345
+  _globals['_RUN']._serialized_start=348
+  _globals['_RUN']._serialized_end=1263
+  _globals['_ATTEMPT']._serialized_start=1266
+  _globals['_ATTEMPT']._serialized_end=1511
+  _globals['_ATTEMPTERROR']._serialized_start=1513
+  _globals['_ATTEMPTERROR']._serialized_end=1558
+  _globals['_GETRUNREQUEST']._serialized_start=1560
+  _globals['_GETRUNREQUEST']._serialized_end=1607
+  _globals['_GETRUNRESPONSE']._serialized_start=1609
+  _globals['_GETRUNRESPONSE']._serialized_end=1654
+  _globals['_LISTRUNSREQUEST']._serialized_start=1656
+  _globals['_LISTRUNSREQUEST']._serialized_end=1762
+  _globals['_LISTRUNSRESPONSE']._serialized_start=1764
+  _globals['_LISTRUNSRESPONSE']._serialized_end=1837
+  _globals['_CANCELRUNSREQUEST']._serialized_start=1839
+  _globals['_CANCELRUNSREQUEST']._serialized_end=1964
+  _globals['_CANCELRUNSRESPONSE']._serialized_start=1967
+  _globals['_CANCELRUNSRESPONSE']._serialized_end=2139
+  _globals['_MATCHEDJOB']._serialized_start=2141
+  _globals['_MATCHEDJOB']._serialized_end=2185
+  _globals['_RETRYRUNSREQUEST']._serialized_start=2187
+  _globals['_RETRYRUNSREQUEST']._serialized_end=2295
+  _globals['_RETRYRUNSRESPONSE']._serialized_start=2298
+  _globals['_RETRYRUNSRESPONSE']._serialized_end=2469
+  _globals['_ITEMRESULT']._serialized_start=2471
+  _globals['_ITEMRESULT']._serialized_end=2533
+  _globals['_WATCHRUNSREQUEST']._serialized_start=2535
+  _globals['_WATCHRUNSREQUEST']._serialized_end=2608
+  _globals['_WATCHRUNSRESPONSE']._serialized_start=2610
+  _globals['_WATCHRUNSRESPONSE']._serialized_end=2735
+  _globals['_RUNSERVICE']._serialized_start=3466
+  _globals['_RUNSERVICE']._serialized_end=3831
 # @@protoc_insertion_point(module_scope)

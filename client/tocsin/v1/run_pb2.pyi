@@ -73,6 +73,8 @@ class _RunCauseEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RunCause.Val
     """Its occurrence was noticed later than the job's misfire grace."""
     RUN_CAUSE_AFTER: _RunCause.ValueType  # 10
     """A run of another job has ended, see `Job.after`."""
+    RUN_CAUSE_EVENT: _RunCause.ValueType  # 20
+    """Something happened to a job that its job watches, see `Job.notify`."""
 
 class RunCause(_RunCause, metaclass=_RunCauseEnumTypeWrapper): ...
 
@@ -85,7 +87,43 @@ RUN_CAUSE_MISFIRE: RunCause.ValueType  # 3
 """Its occurrence was noticed later than the job's misfire grace."""
 RUN_CAUSE_AFTER: RunCause.ValueType  # 10
 """A run of another job has ended, see `Job.after`."""
+RUN_CAUSE_EVENT: RunCause.ValueType  # 20
+"""Something happened to a job that its job watches, see `Job.notify`."""
 Global___RunCause: _TypeAlias = RunCause  # noqa: Y015
+
+class _EventKind:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _EventKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_EventKind.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    EVENT_KIND_UNSPECIFIED: _EventKind.ValueType  # 0
+    EVENT_KIND_ATTEMPT_FAILED: _EventKind.ValueType  # 1
+    """An attempt failed or its lease expired, and another attempt follows."""
+    EVENT_KIND_DEAD_LETTER: _EventKind.ValueType  # 2
+    """A run ended as FAILED: its attempts are used up, or repeating cannot help."""
+    EVENT_KIND_RECOVERED: _EventKind.ValueType  # 3
+    """The first run of the job that succeeded after a dead letter."""
+    EVENT_KIND_ALERT_RAISED: _EventKind.ValueType  # 4
+    """The job has not succeeded within `must_succeed_within`."""
+    EVENT_KIND_ALERT_CLEARED: _EventKind.ValueType  # 5
+    """A run succeeded, which ended that alert."""
+
+class EventKind(_EventKind, metaclass=_EventKindEnumTypeWrapper):
+    """What a subscription can be told of."""
+
+EVENT_KIND_UNSPECIFIED: EventKind.ValueType  # 0
+EVENT_KIND_ATTEMPT_FAILED: EventKind.ValueType  # 1
+"""An attempt failed or its lease expired, and another attempt follows."""
+EVENT_KIND_DEAD_LETTER: EventKind.ValueType  # 2
+"""A run ended as FAILED: its attempts are used up, or repeating cannot help."""
+EVENT_KIND_RECOVERED: EventKind.ValueType  # 3
+"""The first run of the job that succeeded after a dead letter."""
+EVENT_KIND_ALERT_RAISED: EventKind.ValueType  # 4
+"""The job has not succeeded within `must_succeed_within`."""
+EVENT_KIND_ALERT_CLEARED: EventKind.ValueType  # 5
+"""A run succeeded, which ended that alert."""
+Global___EventKind: _TypeAlias = EventKind  # noqa: Y015
 
 class _AttemptOutcome:
     ValueType = _typing.NewType("ValueType", _builtins.int)
@@ -118,6 +156,70 @@ ATTEMPT_OUTCOME_CANCELLED: AttemptOutcome.ValueType  # 5
 Global___AttemptOutcome: _TypeAlias = AttemptOutcome  # noqa: Y015
 
 @_typing.final
+class Event(_message.Message):
+    """What happened, as one run of a subscription tells it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: _builtins.int
+    JOB_FIELD_NUMBER: _builtins.int
+    JOB_UID_FIELD_NUMBER: _builtins.int
+    RUN_FIELD_NUMBER: _builtins.int
+    LOG_INDEX_FIELD_NUMBER: _builtins.int
+    TIME_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    MAX_ATTEMPTS_FIELD_NUMBER: _builtins.int
+    FENCING_TOKEN_FIELD_NUMBER: _builtins.int
+    ERROR_KIND_FIELD_NUMBER: _builtins.int
+    ERROR_MESSAGE_FIELD_NUMBER: _builtins.int
+    kind: Global___EventKind.ValueType
+    """Out."""
+    job: _builtins.str
+    """Full name of the job that it happened to. Out."""
+    job_uid: _builtins.int
+    """Tells jobs apart that were deleted and created again under one name. Out."""
+    run: _builtins.str
+    """The run that it is about; empty for an alert that was raised. Out."""
+    log_index: _builtins.int
+    """Log index of the entry that caused it. Out."""
+    attempt: _builtins.int
+    """Attempts of the run that were used by then. Out."""
+    max_attempts: _builtins.int
+    """Of the run. Out."""
+    fencing_token: _builtins.int
+    """Fencing token of that attempt. Out."""
+    error_kind: _builtins.str
+    """Of the attempt that failed, else empty. Out."""
+    error_message: _builtins.str
+    """The first 1,024 characters. Out."""
+    @_builtins.property
+    def time(self) -> _timestamp_pb2.Timestamp:
+        """Cluster time of that entry. Out."""
+
+    def __init__(
+        self,
+        *,
+        kind: Global___EventKind.ValueType = ...,
+        job: _builtins.str = ...,
+        job_uid: _builtins.int = ...,
+        run: _builtins.str = ...,
+        log_index: _builtins.int = ...,
+        time: _timestamp_pb2.Timestamp | None = ...,
+        attempt: _builtins.int = ...,
+        max_attempts: _builtins.int = ...,
+        fencing_token: _builtins.int = ...,
+        error_kind: _builtins.str = ...,
+        error_message: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["time", b"time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "error_kind", b"error_kind", "error_message", b"error_message", "fencing_token", b"fencing_token", "job", b"job", "job_uid", b"job_uid", "kind", b"kind", "log_index", b"log_index", "max_attempts", b"max_attempts", "run", b"run", "time", b"time"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Event: _TypeAlias = Event  # noqa: Y015
+
+@_typing.final
 class Run(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -146,12 +248,13 @@ class Run(_message.Message):
     MAX_ATTEMPTS_FIELD_NUMBER: _builtins.int
     REFUSED_REPORT_COUNT_FIELD_NUMBER: _builtins.int
     UPSTREAM_FIELD_NUMBER: _builtins.int
+    EVENT_FIELD_NUMBER: _builtins.int
     CHECKPOINT_SIZE_FIELD_NUMBER: _builtins.int
     HAND_RETRY_COUNT_FIELD_NUMBER: _builtins.int
     START_DEADLINE_TIME_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """`{namespace}/{job}/{run}`, the last part `20261129T070000Z`, `manual-{request_id}` or
-    `after-{last part of the run before}.{uid of its job}`. Out.
+    """`{namespace}/{job}/{run}`, the last part `20261129T070000Z`, `manual-{request_id}`,
+    `after-{last part of the run before}.{uid of its job}` or `event-{log index}-{n}`. Out.
     """
     idempotency_key: _builtins.str
     """Run name, `#`, uid of the job: the same for all attempts, never used again. Out."""
@@ -222,6 +325,10 @@ class Run(_message.Message):
         """Unset while it has not ended. Out."""
 
     @_builtins.property
+    def event(self) -> Global___Event:
+        """What a run of a subscription tells of, for RUN_CAUSE_EVENT. Out."""
+
+    @_builtins.property
     def start_deadline_time(self) -> _timestamp_pb2.Timestamp:
         """Not started by then, it ends as CANCELLED; unset once it was started, or without a start
         deadline. Out.
@@ -255,13 +362,14 @@ class Run(_message.Message):
         max_attempts: _builtins.int = ...,
         refused_report_count: _builtins.int = ...,
         upstream: _builtins.str = ...,
+        event: Global___Event | None = ...,
         checkpoint_size: _builtins.int = ...,
         hand_retry_count: _builtins.int = ...,
         start_deadline_time: _timestamp_pb2.Timestamp | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["covers_from_time", b"covers_from_time", "covers_to_time", b"covers_to_time", "create_time", b"create_time", "due_time", b"due_time", "end_time", b"end_time", "next_attempt_time", b"next_attempt_time", "nominal_time", b"nominal_time", "start_deadline_time", b"start_deadline_time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["covers_from_time", b"covers_from_time", "covers_to_time", b"covers_to_time", "create_time", b"create_time", "due_time", b"due_time", "end_time", b"end_time", "event", b"event", "next_attempt_time", b"next_attempt_time", "nominal_time", b"nominal_time", "start_deadline_time", b"start_deadline_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt_count", b"attempt_count", "attempts", b"attempts", "cancel_requested", b"cancel_requested", "cause", b"cause", "checkpoint_size", b"checkpoint_size", "covers_count", b"covers_count", "covers_from_time", b"covers_from_time", "covers_to_time", b"covers_to_time", "create_time", b"create_time", "due_time", b"due_time", "end_time", b"end_time", "hand_retry_count", b"hand_retry_count", "handler", b"handler", "idempotency_key", b"idempotency_key", "job_version", b"job_version", "max_attempts", b"max_attempts", "name", b"name", "next_attempt_time", b"next_attempt_time", "nominal_time", b"nominal_time", "progress", b"progress", "queue", b"queue", "refused_report_count", b"refused_report_count", "result", b"result", "revision", b"revision", "start_deadline_time", b"start_deadline_time", "state", b"state", "state_reason", b"state_reason", "upstream", b"upstream"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt_count", b"attempt_count", "attempts", b"attempts", "cancel_requested", b"cancel_requested", "cause", b"cause", "checkpoint_size", b"checkpoint_size", "covers_count", b"covers_count", "covers_from_time", b"covers_from_time", "covers_to_time", b"covers_to_time", "create_time", b"create_time", "due_time", b"due_time", "end_time", b"end_time", "event", b"event", "hand_retry_count", b"hand_retry_count", "handler", b"handler", "idempotency_key", b"idempotency_key", "job_version", b"job_version", "max_attempts", b"max_attempts", "name", b"name", "next_attempt_time", b"next_attempt_time", "nominal_time", b"nominal_time", "progress", b"progress", "queue", b"queue", "refused_report_count", b"refused_report_count", "result", b"result", "revision", b"revision", "start_deadline_time", b"start_deadline_time", "state", b"state", "state_reason", b"state_reason", "upstream", b"upstream"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -456,6 +456,7 @@ class Assignments(_message.Message):
         COVERS_COUNT_FIELD_NUMBER: _builtins.int
         CHECKPOINT_FIELD_NUMBER: _builtins.int
         UPSTREAM_RUN_FIELD_NUMBER: _builtins.int
+        EVENT_FIELD_NUMBER: _builtins.int
         handler: _builtins.str
         """Name of the code to run."""
         queue: _builtins.str
@@ -502,6 +503,10 @@ class Assignments(_message.Message):
         def covers_to_time(self) -> _timestamp_pb2.Timestamp:
             """The last one."""
 
+        @_builtins.property
+        def event(self) -> _run_pb2.Event:
+            """What the run of a subscription tells of; unset for other runs, and for its test by a trigger."""
+
         def __init__(
             self,
             *,
@@ -521,10 +526,11 @@ class Assignments(_message.Message):
             covers_count: _builtins.int = ...,
             checkpoint: _builtins.bytes = ...,
             upstream_run: _builtins.str = ...,
+            event: _run_pb2.Event | None = ...,
         ) -> None: ...
-        _HasFieldArgType: _TypeAlias = _typing.Literal["attempt_timeout", b"attempt_timeout", "covers_from_time", b"covers_from_time", "covers_to_time", b"covers_to_time", "due_time", b"due_time", "lease", b"lease", "lease_duration", b"lease_duration", "nominal_time", b"nominal_time"]  # noqa: Y015
+        _HasFieldArgType: _TypeAlias = _typing.Literal["attempt_timeout", b"attempt_timeout", "covers_from_time", b"covers_from_time", "covers_to_time", b"covers_to_time", "due_time", b"due_time", "event", b"event", "lease", b"lease", "lease_duration", b"lease_duration", "nominal_time", b"nominal_time"]  # noqa: Y015
         def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt_timeout", b"attempt_timeout", "checkpoint", b"checkpoint", "content_type", b"content_type", "covers_count", b"covers_count", "covers_from_time", b"covers_from_time", "covers_to_time", b"covers_to_time", "due_time", b"due_time", "handler", b"handler", "idempotency_key", b"idempotency_key", "lease", b"lease", "lease_duration", b"lease_duration", "max_attempts", b"max_attempts", "nominal_time", b"nominal_time", "payload", b"payload", "queue", b"queue", "upstream_run", b"upstream_run"]  # noqa: Y015
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt_timeout", b"attempt_timeout", "checkpoint", b"checkpoint", "content_type", b"content_type", "covers_count", b"covers_count", "covers_from_time", b"covers_from_time", "covers_to_time", b"covers_to_time", "due_time", b"due_time", "event", b"event", "handler", b"handler", "idempotency_key", b"idempotency_key", "lease", b"lease", "lease_duration", b"lease_duration", "max_attempts", b"max_attempts", "nominal_time", b"nominal_time", "payload", b"payload", "queue", b"queue", "upstream_run", b"upstream_run"]  # noqa: Y015
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -14,6 +14,8 @@ from tocsin_node.core.model import (
     AttemptOutcome,
     Cause,
     Condition,
+    Event,
+    EventKind,
     Job,
     JobSpec,
     Lease,
@@ -86,6 +88,14 @@ CAUSE = {
     Cause.TRIGGER: run_pb2.RUN_CAUSE_TRIGGER,
     Cause.MISFIRE: run_pb2.RUN_CAUSE_MISFIRE,
     Cause.AFTER: run_pb2.RUN_CAUSE_AFTER,
+    Cause.EVENT: run_pb2.RUN_CAUSE_EVENT,
+}
+EVENT = {
+    EventKind.ATTEMPT_FAILED: run_pb2.EVENT_KIND_ATTEMPT_FAILED,
+    EventKind.DEAD_LETTER: run_pb2.EVENT_KIND_DEAD_LETTER,
+    EventKind.RECOVERED: run_pb2.EVENT_KIND_RECOVERED,
+    EventKind.ALERT_RAISED: run_pb2.EVENT_KIND_ALERT_RAISED,
+    EventKind.ALERT_CLEARED: run_pb2.EVENT_KIND_ALERT_CLEARED,
 }
 ATTEMPT_OUTCOME = {
     AttemptOutcome.SUCCEEDED: run_pb2.ATTEMPT_OUTCOME_SUCCEEDED,
@@ -123,6 +133,9 @@ def job(state: State, stored: Job) -> job_pb2.Job:
         proto.exclusion_note = note_of(state, stored)
     proto.occurrence_run_count = stored.run_count
     proto.dead_letter_count = len(state.failed.get(stored.name, ()))
+    if (dropped := state.dropped_events.get(stored.name)) is not None:
+        proto.dropped_event_count = dropped.count
+        put_time(proto.last_dropped_event_time, dropped.time_ms)
     proto.active_run_count = len(state.active.get(stored.name, ())) + len(
         state.pending.get(stored.name, ())
     )
@@ -177,6 +190,9 @@ def definition(name: str, spec: JobSpec) -> job_pb2.Job:
     if spec.exclusions:
         proto.exclusions.extend(spec.exclusions)
         proto.on_excluded = ON_EXCLUDED[spec.on_excluded]
+    if spec.notify is not None:
+        proto.notify.events.extend(EVENT[kind] for kind in spec.notify.events)
+        proto.notify.jobs.extend(spec.notify.jobs)
     if spec.start_deadline_ms is not None:
         proto.start_deadline.FromMilliseconds(spec.start_deadline_ms)
     return proto
@@ -231,6 +247,8 @@ def run(state: State, stored: Run, *, waits_for: str = "", progress: float = 0.0
     put_time(proto.covers_from_time, stored.covers_from_ms)
     put_time(proto.covers_to_time, stored.covers_to_ms)
     put_time(proto.create_time, stored.create_time_ms)
+    if stored.event is not None:
+        event(proto.event, stored.event)
     if stored.state is RunState.RETRY_WAIT:
         put_time(proto.next_attempt_time, stored.ready_time_ms)
     if stored.state in FINAL_STATES:
@@ -240,6 +258,21 @@ def run(state: State, stored: Run, *, waits_for: str = "", progress: float = 0.0
     if stored.lease is not None:
         _attempt_under_way(proto.attempts.add(), stored.lease)
     return proto
+
+
+def event(proto: run_pb2.Event, stored: Event) -> None:
+    """Fills in what a run of a subscription tells of."""
+    proto.kind = EVENT[stored.kind]
+    proto.job = stored.job
+    proto.job_uid = stored.uid
+    proto.run = stored.run
+    proto.log_index = stored.index
+    put_time(proto.time, stored.time_ms)
+    proto.attempt = stored.attempt
+    proto.max_attempts = stored.max_attempts
+    proto.fencing_token = stored.token
+    proto.error_kind = stored.error_kind
+    proto.error_message = stored.error_message
 
 
 def _attempt(proto: run_pb2.Attempt, stored: Attempt) -> None:

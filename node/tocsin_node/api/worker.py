@@ -699,6 +699,8 @@ def _fill_assignment(
         item.checkpoint = run.checkpoint
     if run.upstream:
         item.upstream_run = run.upstream
+    if run.event is not None:
+        _convert.event(item.event, run.event)
 
 
 def _command_of(item: worker_pb2.Completions.Item, *, result_bytes_max: int) -> Complete | Release:

@@ -26,7 +26,8 @@ from tocsin_node.core.model import (
     ZoneRules,
 )
 
-SCHEMA = 2  # of the commands and records that this release understands; see Command
+SCHEMA = 3  # of the commands and records that this release understands; see Command
+NOTIFY_SCHEMA = 3  # since which jobs can be subscriptions
 
 
 class UnknownCommand(msgspec.ValidationError):
@@ -114,6 +115,10 @@ class CreateJob(Command, frozen=True, tag=2):
     decisions: tuple[Decision, ...]
     plan: Plan
 
+    @property
+    def schema(self) -> int:  # type: ignore[override]  # which depends on what it says
+        return _schema_of(self.spec)
+
 
 class UpdateJob(Command, frozen=True, tag=3):
     """`decisions` settle, under the old version, what came due up to the planning instant."""
@@ -126,6 +131,10 @@ class UpdateJob(Command, frozen=True, tag=3):
     spec: JobSpec
     decisions: tuple[Decision, ...]
     plan: Plan
+
+    @property
+    def schema(self) -> int:  # type: ignore[override]  # as of CreateJob
+        return _schema_of(self.spec)
 
 
 class DeleteJob(Command, frozen=True, tag=4):
@@ -366,6 +375,10 @@ class ApplyJobs(Command, frozen=True, tag=42):
     request: RequestKey
     items: tuple[CreateJob | UpdateJob | str, ...]
 
+    @property
+    def schema(self) -> int:  # type: ignore[override]  # as of CreateJob
+        return max((each.schema for each in self.items if not isinstance(each, str)), default=1)
+
 
 class SetCalendar(Command, frozen=True, tag=30):
     """Creates or changes an exclusion calendar; the jobs that name it follow as a wide change."""
@@ -488,6 +501,12 @@ AnyCommand = (
     | ReplanZones
     | ClockBase
 )
+
+
+def _schema_of(spec: JobSpec) -> int:
+    """An older release would read the definition without the subscription, and go its own way."""
+    return Command.schema if spec.notify is None else NOTIFY_SCHEMA
+
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[AnyCommand] = msgspec.msgpack.Decoder(AnyCommand)

@@ -21,7 +21,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from tocsin_node.core import calendars, dependants, limits, watch, wide, zones
+from tocsin_node.core import calendars, dependants, limits, notices, watch, wide, zones
 from tocsin_node.core import fence as fences
 from tocsin_node.core import lease as leases
 from tocsin_node.core.book import Book
@@ -245,6 +245,8 @@ def _cannot_create(state: State, command: CreateJob) -> Rejected | None:
         return Rejected(Reason.QUOTA_EXCEEDED, f"namespace {namespace} holds {most} jobs")
     if (refused := dependants.refusal(state, command.name, command.spec, None)) is not None:
         return refused
+    if (refused := notices.refusal(state, command.name, command.spec)) is not None:
+        return refused
     if (refused := calendars.refusal(state, command.spec)) is not None:
         return refused
     return zones.refusal(state, command.spec)
@@ -267,6 +269,8 @@ def _update_job(state: State, command: UpdateJob) -> Result:
     if (stale := _stale_plan(state, job, command)) is not None:
         return stale
     if (refused := dependants.refusal(state, job.name, command.spec, job.spec)) is not None:
+        return refused
+    if (refused := notices.refusal(state, job.name, command.spec)) is not None:
         return refused
     if (refused := calendars.refusal(state, command.spec)) is not None:
         return refused
@@ -1114,11 +1118,15 @@ def _settle_run(state: State, run: Run) -> None:
     state.put_run(run)
     if _ended(run):
         _after_end(state, run, state.books[run.job])
+    elif state.subscriptions:
+        notices.attempt_ended(state, run)
 
 
 def _after_end(state: State, run: Run, book: Book) -> None:
     if state.dependants:
         dependants.start(state, run)
+    if state.subscriptions:
+        notices.run_ended(state, run)
     job = state.jobs[run.job]
     if job.watch is not None:
         watch.set_back(state, run)

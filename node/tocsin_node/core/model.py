@@ -65,6 +65,7 @@ class Cause(enum.StrEnum):
     TRIGGER = "TRIGGER"
     MISFIRE = "MISFIRE"
     AFTER = "AFTER"  # a run of another job has ended
+    EVENT = "EVENT"  # a job that its job watches did what is to be notified
 
 
 class AttemptOutcome(enum.StrEnum):
@@ -97,6 +98,47 @@ class After(Record, frozen=True):
 
     job: str
     condition: Condition = Condition.SUCCESS
+
+
+class EventKind(enum.StrEnum):
+    """What a notification can be about."""
+
+    ATTEMPT_FAILED = "attempt_failed"  # or its lease expired; another attempt follows
+    DEAD_LETTER = "dead_letter"  # a run ended as FAILED
+    RECOVERED = "recovered"  # the first run that succeeded after that
+    ALERT_RAISED = "alert_raised"  # by the dead-man's switch
+    ALERT_CLEARED = "alert_cleared"  # by a run that succeeded
+
+
+class Notify(Record, frozen=True):
+    """Makes a job a subscription: each such event of the jobs it watches makes a run of it."""
+
+    events: tuple[EventKind, ...]  # sorted
+    jobs: tuple[str, ...] = ()  # full names, sorted; none: all of its namespace
+
+
+class Event(Record, frozen=True):
+    """What a run of a subscription tells of."""
+
+    kind: EventKind
+    job: str
+    uid: int  # of that job
+    run: str  # that it is about, or empty
+    index: int  # log index of the entry that caused it
+    time_ms: int
+    attempt: int = 0  # that failed or succeeded
+    max_attempts: int = 0
+    token: int = 0  # of that attempt
+    error_kind: str = ""
+    error_message: str = ""  # its beginning
+
+
+class Dropped(Record, frozen=True):
+    """Events that a subscription was not told of, since too many waited."""
+
+    job: str  # the subscription
+    count: int
+    time_ms: int  # of the last one
 
 
 class Schedule(Record, frozen=True):
@@ -232,6 +274,7 @@ class JobSpec(Record, frozen=True):
     exclusions: tuple[str, ...] = ()  # calendars, namespace/calendar, sorted
     on_excluded: OnExcluded = OnExcluded.SKIP
     calendars: tuple[int, ...] = ()  # the version of each of them that it was planned under
+    notify: Notify | None = None  # it is a subscription; see notices.py
 
 
 class Watch(Record, frozen=True):
@@ -355,6 +398,7 @@ class Run(Record, frozen=True):
     hand_retry_count: int = 0  # times it was made to wait again after its end
     upstream: str = ""  # the run that this one comes after
     checkpoint: bytes = b""  # what the newest attempt that saved any left for the next one
+    event: Event | None = None  # what it tells of, as a run of a subscription
 
 
 class Range(Record, frozen=True):

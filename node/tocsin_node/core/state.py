@@ -25,6 +25,7 @@ from tocsin_node.core.model import (
     Base,
     Calendar,
     CalendarSpec,
+    Dropped,
     Fence,
     Gate,
     Job,
@@ -125,6 +126,9 @@ class State:
         self.run_drops_left = 0  # finished runs that retention may drop in this entry
         self._request_drops_left = 0
         self._fence_drops_left = 0
+        self.failing: dict[str, int] = {}  # watched jobs, by the index of their first dead letter
+        self.dropped_events: dict[str, Dropped] = {}  # by subscription
+        self.entry_events = 0  # runs of subscriptions that this entry has made
         self.captures = 0
         self.loaded_templates: list[JobSpec] = []  # while a snapshot is read
         self._templates: dict[JobSpec, JobSpec] = {}  # themselves, of the definitions seen lately
@@ -151,6 +155,7 @@ class State:
         self.alerted: OrderedSet = {}  # jobs that show an alert
         self.tombstones: OrderedSet = {}  # deleted jobs of which a run has not ended
         self.dependants: dict[str, OrderedSet] = {}  # jobs that run after one, by its name
+        self.subscriptions: dict[str, OrderedSet] = {}  # by the job, or the namespace, they watch
         self.calendar_jobs: dict[str, OrderedSet] = {}  # jobs that name a calendar, by its name
         self.wide_active: dict[int, WideChange] = {}  # those that are not over, oldest first
         self._calendar_uses: Counter[tuple[str, int]] = Counter()  # by name and version
@@ -368,6 +373,7 @@ class State:
         self.run_drops_left, self._request_drops_left = RUNS_DROPPED_MAX, REQUESTS_DROPPED_MAX
         self._fence_drops_left = FENCES_DROPPED_MAX
         self._left_cells.clear()
+        self.entry_events = 0
 
     def end_entry(self) -> None:
         """Notes what the entry has changed, for those who ask by log index."""
@@ -475,7 +481,13 @@ class State:
             for version in ledger.versions():
                 self._leave_version(job, version)
         self._use_calendars(job.template, -1)
+        self.failing.pop(name, None)
+        self.dropped_events.pop(name, None)
         self.changed_jobs[name] = None
+
+    def put_dropped(self, dropped: Dropped) -> None:
+        self.dropped_events[dropped.job] = dropped
+        self.changed_jobs[dropped.job] = None
 
     def put_run(self, run: Run) -> None:
         name = run.name
@@ -762,11 +774,17 @@ class State:
                 _discard(self.dependants, after.job, before.name)
             for calendar in before.template.exclusions:
                 _discard(self.calendar_jobs, calendar, before.name)
+            for watched in _watched_by(before):
+                _discard(self.subscriptions, watched, before.name)
         if job is not None and not job.deleted:
             for after in job.template.after:
                 self.dependants.setdefault(after.job, {})[job.name] = None
             for calendar in job.template.exclusions:
                 self.calendar_jobs.setdefault(calendar, {})[job.name] = None
+            for watched in _watched_by(job):
+                self.subscriptions.setdefault(watched, {})[job.name] = None
+        if self.failing and not self.subscriptions:
+            self.failing.clear()  # nobody keeps it from now on
 
     def _keep_version(self, job: Job) -> None:
         """A version that is over lives as long as a run or the ledger refers to it."""
@@ -903,6 +921,8 @@ class Captured:
         self._wide = state.wide.copy()
         self._zones = state.zones.copy()
         self._zone_rules = state.zone_rules.copy()
+        self._failing = state.failing.copy()
+        self._dropped_events = state.dropped_events.copy()
 
     def chunks(self) -> Iterator[bytes]:
         """The state in pieces of bounded size, for `restore_chunks`; equal states give equal bytes.
@@ -938,6 +958,8 @@ class Captured:
             ("fences", self._fences.values()),
             ("gates", self._gates.values()),
             ("wide", self._wide.values()),
+            ("failing", self._failing.items()),
+            ("dropped_events", self._dropped_events.values()),
         ]
         for name, all_rows in sections:
             yield from _encode_all(name, all_rows)
@@ -1184,7 +1206,7 @@ def _load_job(state: State, row: _JobRow) -> None:
         state._index_key(job)
     if template.exclusions:
         state._use_calendars(template, +1)
-    if template.after or template.exclusions:
+    if template.after or template.exclusions or template.notify is not None:
         state._index_after(None, job)
     if job.watch is not None:
         state._index_watch(job)
@@ -1260,6 +1282,14 @@ def _load_wide(state: State, change: WideChange) -> None:
     state.put_wide(change)
 
 
+def _load_failing(state: State, row: tuple[str, int]) -> None:
+    state.failing[row[0]] = row[1]
+
+
+def _load_dropped(state: State, dropped: Dropped) -> None:
+    state.dropped_events[dropped.job] = dropped
+
+
 def _load_gate(state: State, gate: Gate) -> None:
     state.gates[gate.kind, gate.name] = gate
 
@@ -1285,7 +1315,15 @@ _LOADERS: dict[str, _Loader] = {
     "wide": _loader(WideChange, _load_wide),
     "zone_rules": _loader(tuple[str, str, bytes], _load_zone_rules),
     "zones": _loader(tuple[str, str], _load_zone),
+    "failing": _loader(tuple[str, int], _load_failing),
+    "dropped_events": _loader(Dropped, _load_dropped),
 }
+
+
+def _watched_by(job: Job) -> tuple[str, ...]:
+    """What a subscription watches: jobs, or its namespace."""
+    notify = job.template.notify
+    return () if notify is None else notify.jobs or (namespace_of(job.name),)
 
 
 def _key_scope(job: str, spec: JobSpec) -> Scope | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
+from tocsin_node.core import notices
 from tocsin_node.core.command import RaiseAlert
 from tocsin_node.core.model import Job, JobSpec, Run, RunState, Watch
 from tocsin_node.core.result import Applied, Reason, Rejected, Result
@@ -32,6 +33,8 @@ def set_back(state: State, run: Run) -> None:
     job = state.job(run.job)
     if run.state is RunState.SUCCEEDED and job is not None and job.watch is not None:
         watch = Watch(job.watch.from_ms, last_success_ms=state.time_ms)
+        if job.watch.alert_time_ms is not None and state.subscriptions:
+            notices.alert_cleared(state, run)
         state.put_job(replace(job, watch=watch))
 
 
@@ -48,4 +51,6 @@ def raise_alert(state: State, command: RaiseAlert) -> Result:
     watch = replace(job.watch, alert_time_ms=state.time_ms, alert_index=state.index)
     job = replace(job, watch=watch)
     state.put_job(job)
+    if state.subscriptions:
+        notices.alert_raised(state, job)
     return Applied(job)
