@@ -3,8 +3,10 @@
 Prints one JSON object on one line. Workload: the expressions below with random fixed times, in
 America/New_York (warm), asked on random days of 2026; every figure in microseconds is the median of
 its samples. Refusals are timed over malformed text of up to 256 characters and beyond, and over
-dates that never happen. `planned` asks one instant for 300,000 jobs that share 50 expressions, as
-at midnight: building each job's timetable, then its next occurrence; CPU seconds of each.
+dates that never happen. `planned` asks one instant for 300,000 jobs that share 50 definitions, as
+at midnight, in CPU seconds: what the leader does (`planner.plan_after` for each job, and
+`planner.due` where it has just come due), and parts of it: finding each job's timetable by the
+values of its schedules, its next occurrence, the same by the expression's text.
 
     python bench/schedule.py [--jobs N] [--seed N]
 """
@@ -22,6 +24,8 @@ from zoneinfo import ZoneInfo
 
 from croniter import croniter
 
+from tocsin_node import planner
+from tocsin_node.core.model import Job, JobSpec, Schedule, ScheduleKind
 from tocsin_node.schedule import (
     BadSchedule,
     Timetable,
@@ -172,6 +176,33 @@ def planned(rng: random.Random, jobs: int) -> dict[str, float]:
     answered = time.process_time()
     assert all(found)
 
+    # As the leader does it: jobs that are alike have one definition, each its own anchor.
+    templates = {
+        expression: JobSpec(
+            "h", schedules=(Schedule(ScheduleKind.CRON, cron=expression, time_zone=ZONE),)
+        )
+        for expression in expressions
+    }
+    named = [(f"default/job-{n}", templates[spec.cron], n) for n, spec in enumerate(specs)]
+    memoised_next_s.cache_clear()
+    _shared_timetable.cache_clear()
+    mark_ms = START_S * 1000 + 12_345
+    began = time.process_time()
+    plans = [
+        planner.plan_after(name, spec, anchor_time_ms=anchor_ms, mark_time_ms=mark_ms)
+        for name, spec, anchor_ms in named
+    ]
+    planned_s = time.process_time() - began
+    jobs_due = [
+        Job(name, 1, 1, spec, 0, 0, anchor_ms, mark_ms, plan.next_time_ms, plan.due_time_ms)
+        for (name, spec, anchor_ms), plan in zip(named, plans, strict=True)
+    ]
+    began = time.process_time()
+    for job in jobs_due:
+        planner.due(job, job.due_time_ms or 0)
+    due_s = time.process_time() - began
+    del plans, jobs_due
+
     # The same jobs when each asks by text and holds no timetable of its own.
     memoised_next_s.cache_clear()
     asked = time.process_time()
@@ -185,6 +216,8 @@ def planned(rng: random.Random, jobs: int) -> dict[str, float]:
         croniter_new(spec.cron, START_S)
     croniter_s = (time.process_time() - started_croniter) / croniter_jobs * jobs
     return {
+        "plan_after_cpu_s": round(planned_s, 3),
+        "due_cpu_s": round(due_s, 3),
         "build_timetables_cpu_s": round(built - started, 3),
         "next_of_timetables_cpu_s": round(answered - built, 3),
         "next_by_text_cpu_s": round(text, 3),

@@ -9,7 +9,15 @@ from datetime import UTC, date, datetime, timedelta
 
 import pytest
 
-from tocsin_node.schedule import BadSchedule, Exclusion, exclusion_of, load_zone, validate_calendar
+from tocsin_node.schedule import (
+    BadSchedule,
+    CronSpec,
+    Exclusion,
+    exclusion,
+    exclusion_of,
+    load_zone,
+    validate_calendar,
+)
 from tocsin_node.schedule.exclusion import WALK_DAYS_MAX, Stretch
 from tocsin_node.schedule.fires import END_TIME_S
 
@@ -335,3 +343,36 @@ def _instant_of_interest(rng: random.Random, calendar: Calendar) -> int:
         stretch = rng.choice(edges)
         return (stretch.to_s or stretch.from_s) + rng.randrange(-200, 200)
     return start
+
+
+def test_years_without_a_gap_cost_one_look_a_month_and_calendar(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looks: list[tuple[int, int]] = []
+    real = exclusion.days_in_month
+
+    def counted(spec: CronSpec, year: int, month: int) -> int:
+        looks.append((year, month))
+        return real(spec, year, month)
+
+    monkeypatch.setattr(exclusion, "days_in_month", counted)
+    halves = [
+        Calendar("Europe/Berlin", crons=("* * 1-15 * *",)),
+        Calendar("Europe/Berlin", crons=("* * 14-31 * *",)),
+    ]
+    found = exclusion_of(halves)
+    made: list[int] = []
+    real_made = Exclusion._made
+
+    def noted(self: Exclusion, day: int) -> int:
+        made.append(day)
+        return real_made(self, day)
+
+    monkeypatch.setattr(Exclusion, "_made", noted)
+    assert found.next_allowed(1_800_000_000) is None
+    months = exclusion.WALK_DAYS_MAX // 30 + 2
+    assert len(looks) <= 2 * months
+    assert len(made) < 200, "most days are like some day before"
+    looks.clear()
+    assert found.next_allowed(1_800_000_000 + 86_400) is None
+    assert looks == [], "what is known to have no end is not walked again"

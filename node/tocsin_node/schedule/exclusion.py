@@ -16,6 +16,7 @@ overlap are one stretch. Questions and answers are integer UTC seconds.
 """
 
 from bisect import bisect_right
+from calendar import monthrange
 from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -41,12 +42,15 @@ _EPOCH_ORDINAL: Final = date(1970, 1, 1).toordinal()
 _LAST_DAY: Final = END_TIME_S // DAY_S - 1
 _DAYS_KEPT: Final = 32  # of one exclusion, at most 11 KB each
 _KINDS_KEPT: Final = 32
+_FULL_KINDS_KEPT: Final = 4_096  # of days that are excluded whole, which share one mask
+_LOCAL_DAYS_KEPT: Final = 4_096  # whose kinds a calendar remembers
 _COMPILED_MAX: Final = 128
 
 # Kinds of local days that no weekday has.
 _WHOLE: Final = (7, 0)
 _CLEAR: Final = (8, 0)
 _Kind = tuple[int, tuple[int, int], tuple[int, int]]  # offset, kinds of the two local days
+_BITS: Final = tuple(1 << n for n in range(CRONS_MAX))
 _WEEKDAYS: Final = ("SUN", "MON", "TUE", "WED", "THU", "FRI", "SAT")
 
 
@@ -163,15 +167,26 @@ class Exclusion:
         memo: answers that the planner keeps, with a bound of its own; they go with this object.
     """
 
-    __slots__ = ("_calendars", "_days", "_endless_from_s", "_kinds", "memo", "rules")
+    __slots__ = (
+        "_calendars",
+        "_dated",
+        "_days",
+        "_endless_from_s",
+        "_full_count",
+        "_kinds",
+        "memo",
+        "rules",
+    )
 
     def __init__(self, calendars: Sequence[CalendarRules]) -> None:
         """Internal; use `exclusion_of`."""
         self.rules: Final = tuple(calendars)
         self._calendars: Final = tuple(map(_Calendar, calendars))
+        self._dated: Final = tuple(one for one in self._calendars if one.has_dates)
         self.memo: dict[Hashable, int | None] = {}
         self._days: OrderedDict[int, int] = OrderedDict()  # masks of UTC days, by day
         self._kinds: dict[tuple[_Kind | None, ...], int] = {}  # and by what they follow from
+        self._full_count = 0  # of the kinds, those of whole days
         self._endless_from_s = END_TIME_S  # nothing is allowed from here on
 
     def excluded(self, time_s: int) -> bool:
@@ -194,11 +209,14 @@ class Exclusion:
         day, second = divmod(time_s, DAY_S)
         for _ in range(WALK_DAYS_MAX):
             mask = self._mask(day)
-            if mask is not _FULL:
+            if mask is not _FULL:  # by far the most days of a long walk are
                 free = (_FULL ^ mask) >> second
                 if free:
                     return day * DAY_S + second + _lowest_bit(free)
-            day, second = max(day + 1, *(one.full_until(day) for one in self._calendars)), 0
+            after = day + 1
+            for one in self._dated:
+                after = max(after, one.full_until(day))
+            day, second = after, 0
             if day > _LAST_DAY:
                 break
         self._endless_from_s = time_s
@@ -214,7 +232,10 @@ class Exclusion:
             if free:
                 found = day * DAY_S + free.bit_length() - 1
                 return found if found >= floor_s else None
-            day, second = min(day - 1, *(one.full_since(day) for one in self._calendars)), DAY_S - 1
+            before = day - 1
+            for one in self._dated:
+                before = min(before, one.full_since(day))
+            day, second = before, DAY_S - 1
         return None
 
     def next_excluded(self, time_s: int, until_s: int) -> int | None:
@@ -258,12 +279,22 @@ class Exclusion:
             mask = self._kinds.get(key)
             if mask is None:
                 mask = self._made(day)
-                if None not in key and len(self._kinds) < _KINDS_KEPT:
-                    self._kinds[key] = mask
+                if None not in key:
+                    self._keep_kind(key, mask)
+            if mask is _FULL:
+                return mask  # a walk over many days of these keeps none of them
             self._days[day] = mask
             if len(self._days) > _DAYS_KEPT:
                 self._days.popitem(last=False)
         return mask
+
+    def _keep_kind(self, key: tuple[_Kind | None, ...], mask: int) -> None:
+        if mask is _FULL:
+            if self._full_count < _FULL_KINDS_KEPT:
+                self._full_count += 1
+                self._kinds[key] = mask
+        elif len(self._kinds) - self._full_count < _KINDS_KEPT:
+            self._kinds[key] = mask
 
     def _made(self, day: int) -> int:
         mask = 0
@@ -282,6 +313,7 @@ class _Calendar:
         "_crons",
         "_ends",
         "_has_times",
+        "_kinds",
         "_masks",
         "_rules",
         "_spans",
@@ -302,6 +334,7 @@ class _Calendar:
         self._crons = [(spec, _time_mask(spec)) for spec in map(parse_cron, rules.crons)]
         self._masks = {_WHOLE: _FULL, _CLEAR: 0}  # of local days
         self._has_times = bool(rules.windows or rules.crons)
+        self._kinds: dict[int, tuple[int, int]] = {}  # of local days
 
     def utc_mask(self, day: int) -> int:
         """The excluded seconds of a UTC day."""
@@ -328,23 +361,48 @@ class _Calendar:
 
     def kind_of(self, day: int) -> _Kind | None:
         """What a UTC day's mask follows from; None: its clock is changed on that day."""
-        segment = self._zone.segment_at(day * DAY_S)
-        if segment.end_time_s < (day + 1) * DAY_S:
+        start_s = day * DAY_S
+        segment = self._zone.segment_at(start_s)
+        if segment.end_time_s < start_s + DAY_S:
             return None
-        first = (day * DAY_S + segment.offset_s) // DAY_S
-        return segment.offset_s, self._local_kind(first), self._local_kind(first + 1)
+        offset_s = segment.offset_s
+        first = (start_s + offset_s) // DAY_S
+        kinds = self._kinds
+        one, other = kinds.get(first), kinds.get(first + 1)
+        if one is None or other is None:
+            one, other = self._local_kind(first), self._local_kind(first + 1)
+        return offset_s, one, other
 
     def _local_kind(self, day: int) -> tuple[int, int]:
         """Weekday and matching expressions of a local day; or what stands for all or nothing."""
-        if self._in_dates(day):
-            return _WHOLE
-        if not self._has_times:
-            return _CLEAR
-        weekday = (day + 4) % 7  # 1970-01-01 was a Thursday
-        if not self._crons:
-            return weekday, 0
+        kind = self._kinds.get(day)
+        if kind is None:
+            if len(self._kinds) >= _LOCAL_DAYS_KEPT:
+                self._kinds.clear()
+            self._add_month_of(day)
+            kind = self._kinds[day]
+        return kind
+
+    def _add_month_of(self, day: int) -> None:
+        """Notes the kinds of all days of a month: a walk asks for one after the other."""
         today = date.fromordinal(_EPOCH_ORDINAL + day)
-        return weekday, sum(1 << n for n, (one, _) in enumerate(self._crons) if _on_day(one, today))
+        length = monthrange(today.year, today.month)[1]
+        first = day - today.day + 1
+        matching = [0] * length
+        for bit, (spec, _) in zip(_BITS, self._crons, strict=False):
+            if spec.month_mask >> today.month & 1:
+                days = -1 if spec.every_day else days_in_month(spec, today.year, today.month)
+                for number in range(length):
+                    if days >> (number + 1) & 1:
+                        matching[number] |= bit
+        for number in range(length):
+            if self._in_dates(first + number):
+                kind = _WHOLE
+            elif not self._has_times:
+                kind = _CLEAR
+            else:
+                kind = (first + number + 4) % 7, matching[number]  # 1970-01-01 was a Thursday
+            self._kinds[first + number] = kind
 
     def _local_mask(self, day: int) -> int:
         kind = self._local_kind(day)
@@ -365,6 +423,10 @@ class _Calendar:
         return at >= 0 and day <= self._ends[at]
 
     # A UTC day and the local days on its clock are at most one apart, hence the margins below.
+
+    @property
+    def has_dates(self) -> bool:
+        return bool(self._starts)
 
     def full_until(self, day: int) -> int:
         """After a full UTC day: the UTC day up to which, not including, dates exclude it all."""
