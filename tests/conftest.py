@@ -45,6 +45,7 @@ LONG_FIRST = (
     "cluster/test_demo",
     "readme/",
     "verify/test_drill",
+    "verify/test_live",
     "promises/",
     "cluster/",
     "schedule/test_oracle",

@@ -19,6 +19,8 @@ from tocsin.cli._needs_node import need_node
     "--at-once", type=click.IntRange(1), default=1, help="Drills side by side; two need two cores."
 )
 @click.option("--minutes", type=float, help="Begin no further drill after so long.")
+@click.option("--live", metavar="ADDRESS", help="On the cluster there, which is in use: see below.")
+@click.option("--namespace", help="For --live: a new one for everything it makes.")
 @click.option("--json", "json_file", metavar="FILE", help="Write every figure to a file.")
 @click.option("--html", "html_file", metavar="FILE", help="Write a report with pictures.")
 @click.option("--keep", is_flag=True, help="Keep the scratch folders, with data and logs.")
@@ -34,6 +36,8 @@ def verify(
     seeds: int,
     at_once: int,
     minutes: float | None,
+    live: str | None,
+    namespace: str | None,
     json_file: str | None,
     html_file: str | None,
     keep: bool,
@@ -45,11 +49,17 @@ def verify(
     handlers did, and what their target accepted. Prints a table and one line of JSON; exit code 0
     only if no rule was broken.
 
+    With --live ADDRESS (a node, a list of nodes, or a cluster.yaml) it starts no nodes and hurts
+    none. It makes canary jobs in a namespace of its own on that cluster, runs them with workers
+    of its own, which alone it kills and freezes, judges in the same way, and deletes the jobs
+    when it ends, also after Ctrl-C. It takes --minutes, one by default.
+
     \b
     Examples:
       tocsin verify                                  four scenarios, about five minutes
       tocsin verify --scenario leader-churn --seed 7
       tocsin verify --all --html report.html
+      tocsin verify --live 127.0.0.1:7101 --minutes 5
     """
     need_node("tocsin verify")
     known = sorted(importlib.import_module("tocsin_node.verify.scenarios").SCENARIOS)
@@ -60,6 +70,8 @@ def verify(
     arguments += ["--all"] * everything + ["--list"] * listing + ["--keep"] * keep
     arguments += [] if seed is None else [f"--seed={seed}"]
     arguments += [] if minutes is None else [f"--minutes={minutes}"]
+    arguments += [f"--live={live}"] if live else []
+    arguments += [f"--namespace={namespace}"] if namespace else []
     arguments += [f"--json={json_file}"] if json_file else []
     arguments += [f"--html={html_file}"] if html_file else []
     main = importlib.import_module("tocsin_node.verify.tell").main

@@ -37,9 +37,12 @@ class Effect:
 
 
 class Scratch:
-    """A cluster of `node_ids` on free loopback ports; settings are sections of cluster.yaml."""
+    """A cluster of `node_ids` on free loopback ports; settings are sections of cluster.yaml.
 
-    def __init__(self, folder: Path, node_ids: Iterable[str], settings: str) -> None:
+    Without settings it has no nodes of its own: `node_ids` are those of a cluster that is there.
+    """
+
+    def __init__(self, folder: Path, node_ids: Iterable[str], settings: str | None) -> None:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         self.node_ids = tuple(node_ids)
@@ -52,7 +55,8 @@ class Scratch:
         self.effects_file.touch()
         self.recorder.write_text(RECORDER.format(effects=self.effects_file))
         self.recorder.chmod(0o700)
-        self.config.write_text(_cluster_file(self.node_ids, settings))
+        if settings is not None:
+            self.config.write_text(_cluster_file(self.node_ids, settings))
 
     def start_node(self, node_id: str, *flags: str) -> int:
         """Starts a node and returns its process id."""

@@ -35,6 +35,7 @@ class Cluster(Scratch):
     """Nodes, workers, links between nodes, and what was done to them.
 
     Args:
+        settings: sections of cluster.yaml; None: the cluster is somebody else's, at `address`.
         bent: nodes whose wall clock and disk can be bent.
         relayed: whether the nodes reach each other through links that can be cut.
         small_disks: whether each node's data is on a small file system, which is gone with the
@@ -45,8 +46,9 @@ class Cluster(Scratch):
         self,
         folder: Path,
         node_ids: Iterable[str],
-        settings: str,
+        settings: str | None,
         *,
+        address: str = "",
         bent: Iterable[str] = (),
         relayed: bool = False,
         small_disks: bool = False,
@@ -54,7 +56,9 @@ class Cluster(Scratch):
         super().__init__(folder, node_ids, settings)
         self.faults: list[Fault] = []
         self.target_file = folder / "target.sqlite"
-        self.client = AsyncClient(str(self.config), timeout=10)
+        self.address = address or str(self.config)
+        self.queue = "default"  # from which its workers take
+        self.client = AsyncClient(self.address, timeout=10)
         self.orders: dict[str, preload.Orders] = {}
         self.relay: Relay | None = None
         self._routes: list[Route] = []
@@ -80,15 +84,19 @@ class Cluster(Scratch):
             for node_id in self.node_ids:
                 self.start_node(node_id)
             await self.leader()
-            for worker in workers:
-                self.start_drill_worker(worker, slots)
-            await self.until("every worker has a session", lambda: self._workers_are(len(workers)))
+            await self.start_workers(workers, slots)
             yield
         finally:
             await self.client.close()
             self.stop()
             if self.relay is not None:
                 await self.relay.__aexit__(None, None, None)
+
+    async def start_workers(self, workers: Sequence[str], slots: int) -> None:
+        """Workers with a session each."""
+        for worker in workers:
+            self.start_drill_worker(worker, slots)
+        await self.until("every worker has a session", lambda: self.have_sessions(workers))
 
     def config_of(self, node_id: str) -> Path:
         return self.folder / f"{node_id}.yaml" if self._routes else self.config
@@ -99,7 +107,7 @@ class Cluster(Scratch):
 
     def start_drill_worker(self, worker: str, slots: int) -> int:
         """Starts a worker whose handler is that of worker.py."""
-        what = [str(self.config), str(self.target_file), worker, str(slots)]
+        what = [self.address, str(self.target_file), worker, str(slots), self.queue]
         return self.start(worker, ["-m", "tocsin_node.verify.worker", *what])
 
     def _write_routes(self) -> list[Route]:
@@ -149,8 +157,10 @@ class Cluster(Scratch):
         await self.until("a leader is elected", somebody_leads)
         return found[0]
 
-    async def _workers_are(self, count: int) -> bool:
-        return len(await self.client.list_workers()) == count
+    async def have_sessions(self, workers: Sequence[str]) -> bool:
+        """Whether each of these workers has one session, and no old one besides."""
+        there = [each.worker_id for each in await self.client.list_workers()]
+        return sorted(name for name in there if name in workers) == sorted(workers)
 
     async def until(
         self,
@@ -253,4 +263,4 @@ def _raft_ports(text: str) -> list[tuple[str, str]]:
 
 def api_addresses(cluster: Cluster) -> dict[str, str]:
     """API address by node id."""
-    return dict(endpoints(str(cluster.config)).api)
+    return dict(endpoints(cluster.address).api)

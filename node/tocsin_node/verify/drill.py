@@ -8,12 +8,14 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 
-from tocsin import Cron, Every, Job, MisfirePolicy, OverlapPolicy
+from tocsin import Cron, Every, Job, MisfirePolicy, OverlapPolicy, Run
 from tocsin_node.core.model import Schedule, ScheduleKind
 from tocsin_node.verify.cluster import Cluster
 from tocsin_node.verify.figures import Figures, figures
@@ -56,10 +58,6 @@ class Planned:
     catchup_limit: int = 1000
     limit: int = 0  # executions at once, of this job or of all that name the same group
     group: str = ""
-
-    @property
-    def full_name(self) -> str:
-        return f"default/{self.name}"
 
 
 @dataclass(frozen=True)
@@ -117,22 +115,21 @@ class Drill:
     """One scenario, under way."""
 
     def __init__(
-        self, scenario: Scenario, seed: int, folder: Path, say: Callable[[str], None]
+        self,
+        scenario: Scenario,
+        seed: int,
+        folder: Path,
+        say: Callable[[str], None],
+        namespace: str = "default",
     ) -> None:
         self.scenario = scenario
         self.random = random.Random(f"{scenario.name} {seed}")  # noqa: S311  # a seed
         self.seed = seed
         self.say = say
-        self.cluster = Cluster(
-            folder,
-            [f"n{number + 1}" for number in range(scenario.nodes)],
-            scenario.settings,
-            bent=scenario.bent,
-            relayed=scenario.relayed,
-            small_disks=scenario.small_disks,
-        )
+        self.namespace = namespace
+        self.cluster = self._make_cluster(folder)
         self.workers = [f"worker-{number + 1}" for number in range(scenario.workers)]
-        self.load = Load(str(self.cluster.config), seed)
+        self.load = Load(self.cluster.address, seed)
         self.utc_offset_ms = time.time_ns() // 1_000_000 - boottime_ms()
         self.reports: list[Report] = []
         self.wrong: list[str] = []  # what a script saw that it should not have seen
@@ -153,26 +150,14 @@ class Drill:
     async def settle(self) -> None:
         """Waits until all nodes follow one leader and every worker has a session again."""
         await self.cluster.leader()
-        count = len(self.workers)
-
-        async def all_there() -> bool:
-            return len(await self.cluster.client.list_workers()) == count
-
-        await self.cluster.until("every worker is back", all_there)
+        have_sessions = partial(self.cluster.have_sessions, self.workers)
+        await self.cluster.until("every worker is back", have_sessions)
 
     def expect(self, holds: bool, what: str) -> None:
         """Notes what a script saw, if it is not what had to come."""
         if not holds:
             self.say(f"wrong: {what}")
             self.wrong.append(what)
-
-    def nominal_times(self, name: str) -> list[int]:
-        """UTC milliseconds; of a job of this drill, up to now."""
-        planned = next(job for job in self.scenario.jobs if job.full_name == name)
-        assert planned.schedule.endswith("s"), "an interval in whole seconds"
-        step = int(planned.schedule[:-1]) * 1000
-        now = boottime_ms() + self.utc_offset_ms
-        return list(range(self._first_ms, now, step))
 
     # -- the whole
 
@@ -183,24 +168,16 @@ class Drill:
             DrillFailed: it could not be held; that says nothing about the promises.
         """
         began = time.monotonic()
-        async with self.cluster.up(self.workers, SLOTS):
+        async with self.cluster.up(self.workers, SLOTS), self._watching():
             await self._create_jobs()
             if self.scenario.load:
                 await self.load.prepare(self.cluster.client)
                 self.load.start()
-            watching = [
-                asyncio.create_task(self._restart_dead_workers()),
-                asyncio.create_task(self._note_leaders()),
-            ]
-            try:
-                await self.rest(LEAD_S + 1)
-                await self.scenario.script(self)
-                await self.rest(2)
-                await self.load.stop()
-                jobs = await self._end()
-            finally:
-                for task in watching:
-                    task.cancel()
+            await self.rest(LEAD_S + 1)
+            await self.scenario.script(self)
+            await self.rest(2)
+            await self.load.stop()
+            jobs = await self._end()
             history = await self._collect(jobs)
         verdict = judge(history)
         verdict.broken.extend(Broken(self.scenario.name, what) for what in self.wrong)
@@ -217,13 +194,65 @@ class Drill:
             time.monotonic() - began,
         )
 
+    @asynccontextmanager
+    async def _watching(self) -> AsyncIterator[None]:
+        """Has dead workers started again, and leaders noted, meanwhile."""
+        tasks = [
+            asyncio.create_task(self._restart_dead_workers()),
+            asyncio.create_task(self._note_leaders()),
+        ]
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    def _make_cluster(self, folder: Path) -> Cluster:
+        scenario = self.scenario
+        return Cluster(
+            folder,
+            [f"n{number + 1}" for number in range(scenario.nodes)],
+            scenario.settings,
+            bent=scenario.bent,
+            relayed=scenario.relayed,
+            small_disks=scenario.small_disks,
+        )
+
+    def _full_name(self, planned: Planned) -> str:
+        return f"{self.namespace}/{planned.name}"
+
+    async def _runs(self) -> list[Run]:
+        """Every run of the drill, as the cluster records it in the end."""
+        return [run async for run in self.cluster.client.list_runs(self.namespace)]
+
     async def _create_jobs(self) -> None:
         first = datetime.now(UTC).replace(microsecond=0) + timedelta(seconds=LEAD_S + 1)
         self._first_ms = round(first.timestamp() * 1000)
         for planned in self.scenario.jobs:
-            await self.cluster.client.create_job(_job(planned, first))
-        for node_id in self.cluster.node_ids:
-            self.say(f"{node_id}: process {self.cluster.processes[node_id].pid}")
+            await self.cluster.client.create_job(self._job(planned, first))
+        for name, process in self.cluster.processes.items():
+            self.say(f"{name}: process {process.pid}")
+
+    def _job(self, planned: Planned, first: datetime) -> Job:
+        schedule: Cron | Every = (
+            Every(planned.schedule, start_time=first)
+            if planned.schedule.endswith("s")
+            else Cron(planned.schedule, start_time=first)
+        )
+        work = {"exclusive": planned.overlap is not Overlap.ALLOW} | planned.work
+        return Job(
+            name=self._full_name(planned),
+            handler=HANDLER,
+            schedules=[schedule],
+            payload=Job.json(**work),
+            overlap_policy=OverlapPolicy(planned.overlap.name),
+            misfire_policy=MisfirePolicy(planned.misfire.name),
+            misfire_grace=timedelta(seconds=planned.misfire_grace_s),
+            catchup_limit=planned.catchup_limit,
+            max_concurrent_runs=0 if planned.group else planned.limit,
+            concurrency_key=planned.group,
+            max_concurrent_per_key=planned.limit if planned.group else 0,
+        )
 
     async def _restart_dead_workers(self) -> None:
         """Workers that were killed, or killed themselves, come back after a second."""
@@ -253,23 +282,24 @@ class Drill:
         await cluster.leader()
         until: dict[str, int] = {}
         for planned in self.scenario.jobs:
-            paused = await client.pause_job(planned.full_name, "the drill is over")
+            name = self._full_name(planned)
+            paused = await client.pause_job(name, "the drill is over")
             assert paused.mark_time is not None, "a job has a mark"
-            until[planned.full_name] = round(paused.mark_time.timestamp() * 1000)
+            until[name] = round(paused.mark_time.timestamp() * 1000)
 
         await self.settle()
 
         async def all_ended() -> bool:
-            return all([run.state.is_final async for run in client.list_runs()])
+            return all(run.state.is_final for run in await self._runs())
 
         await cluster.until("every run has ended", all_ended)
         return [
             replace(
-                _facts(planned, self._first_ms),
-                until_ms=until[planned.full_name],
-                ledger=await client.list_occurrences(planned.full_name),
+                _facts(name, planned, self._first_ms),
+                until_ms=until[name],
+                ledger=await client.list_occurrences(name),
             )
-            for planned in self.scenario.jobs
+            for name, planned in zip(until, self.scenario.jobs, strict=True)
         ]
 
     async def _collect(self, jobs: Sequence[JobFacts]) -> History:
@@ -286,36 +316,14 @@ class Drill:
                 reports=self.reports,
                 faults=self.cluster.faults,
                 jobs=jobs,
-                runs=[run async for run in client.list_runs()],
-                stored={job.name: job.uid async for job in client.list_jobs()},
+                runs=await self._runs(),
+                stored={job.name: job.uid async for job in client.list_jobs(self.namespace)},
             )
         finally:
             target.close()
 
 
-def _job(planned: Planned, first: datetime) -> Job:
-    schedule: Cron | Every = (
-        Every(planned.schedule, start_time=first)
-        if planned.schedule.endswith("s")
-        else Cron(planned.schedule, start_time=first)
-    )
-    work = {"exclusive": planned.overlap is not Overlap.ALLOW} | planned.work
-    return Job(
-        name=planned.full_name,
-        handler=HANDLER,
-        schedules=[schedule],
-        payload=Job.json(**work),
-        overlap_policy=OverlapPolicy(planned.overlap.name),
-        misfire_policy=MisfirePolicy(planned.misfire.name),
-        misfire_grace=timedelta(seconds=planned.misfire_grace_s),
-        catchup_limit=planned.catchup_limit,
-        max_concurrent_runs=0 if planned.group else planned.limit,
-        concurrency_key=planned.group,
-        max_concurrent_per_key=planned.limit if planned.group else 0,
-    )
-
-
-def _facts(planned: Planned, first_ms: int) -> JobFacts:
+def _facts(name: str, planned: Planned, first_ms: int) -> JobFacts:
     schedule = (
         Schedule(
             ScheduleKind.EVERY,
@@ -326,7 +334,7 @@ def _facts(planned: Planned, first_ms: int) -> JobFacts:
         else Schedule(ScheduleKind.CRON, cron=planned.schedule, start_time_ms=first_ms)
     )
     return JobFacts(
-        name=planned.full_name,
+        name=name,
         schedules=(schedule,),
         after_ms=first_ms - 1,
         until_ms=first_ms,

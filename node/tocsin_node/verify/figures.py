@@ -120,7 +120,7 @@ def _write_gap(history: History, fault: Fault, until_ms: int) -> int | None:
     acknowledged = sorted(
         op.end_ms
         for op in history.operations
-        if op.job == PULSE and op.answer is Answer.OK and op.end_ms is not None
+        if op.job.endswith(f"/{PULSE}") and op.answer is Answer.OK and op.end_ms is not None
     )
     first = max(bisect_left(acknowledged, fault.start_ms) - 1, 0)
     last = bisect_left(acknowledged, min(until_ms, fault.end_ms + AFTERWARDS_MS))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 from tocsin import ApiError, AsyncClient, Job, OverlapPolicy
 from tocsin.errors import DeadlineExceeded, NotFound, OutcomeUnknown, Unavailable
@@ -17,9 +18,9 @@ from tocsin_node.verify.linear import seen_as
 from tocsin_node.verify.target import boottime_ms
 from tocsin_node.verify.worker import HANDLER
 
-HAND = "default/hand"  # is triggered
-PULSE = "default/pulse"  # is written all the time: its answers show how long nobody could write
-EDITED = ("default/edited-1", "default/edited-2", "default/edited-3")
+HAND = "hand"  # is triggered
+PULSE = "pulse"  # is written all the time: its answers show how long nobody could write
+EDITED = ("edited-1", "edited-2", "edited-3")
 
 VALUE_LABEL = "value"
 CALL_WITHIN_S = 5.0
@@ -27,9 +28,29 @@ PULSE_EVERY_S = 0.03
 
 
 class Load:
-    """Some clients, each with its own connections."""
+    """Some clients, each with its own connections.
 
-    def __init__(self, config: str, seed: int, *, editors: int = 3, triggers: int = 2) -> None:
+    Args:
+        namespace: of all its jobs.
+        like: what the jobs have in common that are triggered and written.
+        slower: how many times longer the clients wait between their calls.
+    """
+
+    def __init__(
+        self,
+        config: str,
+        seed: int,
+        *,
+        namespace: str = "default",
+        like: Job | None = None,
+        slower: float = 1,
+        editors: int = 3,
+        triggers: int = 2,
+    ) -> None:
+        self.hand, self.pulse = f"{namespace}/{HAND}", f"{namespace}/{PULSE}"
+        self._edited = tuple(f"{namespace}/{name}" for name in EDITED)
+        self._like = like or Job(name="like", handler=HANDLER)
+        self._slower = slower
         self.operations: list[Operation] = []
         self._random = random.Random(seed)  # noqa: S311  # a seed
         self._config = config
@@ -42,15 +63,15 @@ class Load:
 
     async def prepare(self, client: AsyncClient) -> None:
         """Makes the jobs that are triggered and written."""
-        hand = Job(
-            name=HAND,
-            handler=HANDLER,
+        hand = replace(
+            self._like,
+            name=self.hand,
             payload=Job.json(work_ms=5, exclusive=False),
             overlap_policy=OverlapPolicy.ALLOW,
         )
-        await self._note("prepare", "create", HAND, "first", lambda: client.create_job(hand))
-        first = self._written(PULSE, "first")
-        await self._note("prepare", "create", PULSE, "first", lambda: client.create_job(first))
+        await self._note("prepare", "create", self.hand, "first", lambda: client.create_job(hand))
+        first = self._written(self.pulse, "first")
+        await self._note("prepare", "create", self.pulse, "first", lambda: client.create_job(first))
 
     def start(self) -> None:
         """Begins; everything goes on until `stop`."""
@@ -69,9 +90,15 @@ class Load:
         for client in self._clients:
             await client.close()
 
-    async def trigger(self, name: str, client: AsyncClient, job: str = HAND) -> None:
+    def abandon(self) -> None:
+        """Ends it at once, whatever is under way."""
+        self._stopping.set()
+        for task in self._tasks:
+            task.cancel()
+
+    async def trigger(self, name: str, client: AsyncClient, job: str = "") -> None:
         """One trigger, with up to four tries under one request id."""
-        request_id = f"t{next(self._numbers)}"
+        request_id, job = f"t{next(self._numbers)}", job or self.hand
 
         async def tries() -> object:
             for _ in range(3):
@@ -83,20 +110,20 @@ class Load:
 
         await self._note(name, "trigger", job, request_id, tries)
 
-    async def try_trigger(self, client: AsyncClient, request_id: str, job: str = HAND) -> str:
+    async def try_trigger(self, client: AsyncClient, request_id: str) -> str:
         """One try under a given request id, noted for itself; the run's name if it was answered."""
         found: list[str] = []
 
         async def call() -> None:
-            found.append((await client.trigger(job, request_id=request_id)).name)
+            found.append((await client.trigger(self.hand, request_id=request_id)).name)
 
-        await self._note("retry", "trigger", job, request_id, call)
+        await self._note("retry", "trigger", self.hand, request_id, call)
         return found[0] if found else ""
 
     async def _pulse(self, name: str, client: AsyncClient) -> None:
         while not self._stopping.is_set():
             value = f"p{next(self._numbers)}"
-            await self._apply(name, client, PULSE, value)
+            await self._apply(name, client, self.pulse, value)
             await self._pause(PULSE_EVERY_S)
 
     async def _trigger(self, name: str, client: AsyncClient) -> None:
@@ -106,7 +133,7 @@ class Load:
 
     async def _edit(self, name: str, client: AsyncClient) -> None:
         while not self._stopping.is_set():
-            await self._edit_once(name, client, self._random.choice(EDITED))
+            await self._edit_once(name, client, self._random.choice(self._edited))
             await self._pause(self._random.uniform(0.05, 0.3))
 
     async def _edit_once(self, name: str, client: AsyncClient, job: str) -> None:
@@ -166,11 +193,11 @@ class Load:
         self.operations.append(Operation(name, verb, job, value, start_ms, end_ms, answer, reason))
 
     def _written(self, job: str, value: str) -> Job:
-        return Job(name=job, handler=HANDLER, labels={VALUE_LABEL: value})
+        return replace(self._like, name=job, labels={VALUE_LABEL: value})
 
     async def _pause(self, seconds: float) -> None:
         try:
-            async with asyncio.timeout(seconds):
+            async with asyncio.timeout(seconds * self._slower):
                 await self._stopping.wait()
         except TimeoutError:
             return

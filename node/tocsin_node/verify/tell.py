@@ -12,12 +12,15 @@ import asyncio
 import json
 import multiprocessing
 import random
+import secrets
 import shutil
+import signal
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from rich import box
@@ -25,15 +28,18 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from tocsin import TocsinError
 from tocsin_node.schedule import use_packaged_zones
 from tocsin_node.verify import report
 from tocsin_node.verify.cluster import DrillFailed
 from tocsin_node.verify.drill import Drill, Held
+from tocsin_node.verify.live import LiveDrill, addresses
 from tocsin_node.verify.preload import NoCompiler
 from tocsin_node.verify.scenarios import SCENARIOS
 
 DEFAULT = ("leader-churn", "worker-frozen", "rolling-restart", "all-down")
 BROKEN_SHOWN = 20
+LIVE_MINUTES = 1.0
 
 
 @dataclass(frozen=True)
@@ -65,6 +71,8 @@ def main(argv: Sequence[str]) -> int:
     if options.list:
         _list(console)
         return 0
+    if options.live:
+        return _live(options, console)
     names = list(SCENARIOS) if options.all else options.scenario or list(DEFAULT)
     seeds = [options.seed + number for number in range(options.seeds)]
     at_once = min(options.at_once, len(names) * len(seeds))
@@ -115,14 +123,24 @@ def _side_by_side(
 def _hold(task: Task) -> Held | NotHeld:
     """One drill; or why it could not be held."""
     use_packaged_zones()
-    console = _console()
     scenario = SCENARIOS[task.name]
+    console = _console()
     who = f"{task.name} {task.seed}: " if task.side_by_side else ""
     console.print(f"[bold]{task.name}[/bold], seed {task.seed}: {scenario.summary}")
     missing = scenario.missing() if scenario.missing is not None else ""
     if missing:
         console.print(f"[yellow]skipped:[/yellow] {who}{escape(missing)}")
         return NotHeld(task, missing, skipped=True)
+    return _report(task, console, who, partial(Drill, scenario, task.seed))
+
+
+def _report(
+    task: Task,
+    console: Console,
+    who: str,
+    make: Callable[[Path, Callable[[str], None]], Drill],
+) -> Held | NotHeld:
+    """Holds a drill in a scratch folder, which stays if anybody may want to see it."""
     folder = Path(tempfile.mkdtemp(prefix=f"tocsin-verify-{task.name}-"))
     began = time.monotonic()
 
@@ -130,7 +148,7 @@ def _hold(task: Task) -> Held | NotHeld:
         console.print(f"[dim]{time.monotonic() - began:5.1f} s[/dim]  {who}{text}")
 
     try:
-        held = asyncio.run(Drill(scenario, task.seed, folder, say).hold())
+        held = asyncio.run(make(folder, say).hold())
     except (DrillFailed, NoCompiler) as failure:
         console.print(f"[red]could not be held:[/red] {who}{escape(str(failure))}")
         console.print(f"logs are kept in {folder}")
@@ -144,6 +162,38 @@ def _hold(task: Task) -> Held | NotHeld:
     else:
         console.print(f"data and logs are kept in {folder}")
     return held
+
+
+def _live(options: argparse.Namespace, console: Console) -> int:
+    """On the cluster at an address: nothing outside one new namespace is touched."""
+    use_packaged_zones()
+    namespace = options.namespace or f"verify-{secrets.token_hex(4)}"
+    seconds = (options.minutes or LIVE_MINUTES) * 60
+    began = time.monotonic()
+    found: list[Held | NotHeld] = []
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # is cleaned up after, too
+    try:
+        everybody = asyncio.run(addresses(options.live))
+        console.print(f"[bold]live[/bold] at {everybody}, in the namespace {namespace}")
+        task = Task("live", options.seed, options.keep, side_by_side=False)
+        make = partial(_live_drill, everybody, options.seed, namespace, seconds)
+        found.append(_report(task, console, "", make))
+    except KeyboardInterrupt:
+        console.print("stopped; nothing was judged")
+    except TocsinError as error:
+        console.print(f"[red]could not be held:[/red] {escape(str(error))}")
+    return _finish(found, options, console, took_s=time.monotonic() - began)
+
+
+def _live_drill(  # noqa: PLR0917  # what is known first comes first
+    address: str,
+    seed: int,
+    namespace: str,
+    seconds: float,
+    folder: Path,
+    say: Callable[[str], None],
+) -> Drill:
+    return LiveDrill(address, seed, folder, say, namespace, seconds)
 
 
 def _finish(
@@ -243,6 +293,8 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--at-once", type=int, default=1)
+    parser.add_argument("--live")
+    parser.add_argument("--namespace")
     parser.add_argument("--minutes", type=float)
     parser.add_argument("--json")
     parser.add_argument("--html")

@@ -1,6 +1,6 @@
 """The worker of a drill: its handler notes each call at the target, and dies or dawdles when told.
 
-    python -m tocsin_node.verify.worker CLUSTER_YAML TARGET WORKER_ID SLOTS
+    python -m tocsin_node.verify.worker CLUSTER TARGET WORKER_ID SLOTS [QUEUE]
 
 The payload of a run says what to do:
 
@@ -28,11 +28,11 @@ HANDLER = "drill"
 STEP_S = 0.02
 
 
-def main(config: str, target_file: str, worker_id: str, slots: str) -> None:
+def main(config: str, target_file: str, worker_id: str, slots: str, queue: str = "default") -> None:
     """Serves until SIGTERM."""
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", level="INFO")
     targets = threading.local()
-    worker = Worker(config, slots=int(slots), worker_id=worker_id)
+    worker = Worker(config, queues=[queue], slots=int(slots), worker_id=worker_id)
 
     def target() -> Target:
         if not hasattr(targets, "target"):
