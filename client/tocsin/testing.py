@@ -29,7 +29,7 @@ from tocsin._session import Session
 from tocsin.client import AsyncClient, Client
 from tocsin.context import CHECKPOINT_BYTES_MAX, Context, Control
 from tocsin.errors import ControlFlow
-from tocsin.types import Run
+from tocsin.types import Event, Run
 from tocsin.worker import Worker
 
 if TYPE_CHECKING:
@@ -74,6 +74,7 @@ def run_handler(  # type: ignore[overload-overlap]  # an async function is no pl
     fencing_token: int = ...,
     timeout: timedelta | float = ...,
     checkpoint: bytes = ...,
+    event: Event | None = ...,
     nominal_time: datetime | None = ...,
     stopped: ControlFlow | None = ...,
     run: str = ...,
@@ -92,6 +93,7 @@ def run_handler(
     fencing_token: int = ...,
     timeout: timedelta | float = ...,
     checkpoint: bytes = ...,
+    event: Event | None = ...,
     nominal_time: datetime | None = ...,
     stopped: ControlFlow | None = ...,
     run: str = ...,
@@ -109,6 +111,7 @@ def run_handler(
     fencing_token: int = 1,
     timeout: timedelta | float = timedelta(hours=24),
     checkpoint: bytes = b"",
+    event: Event | None = None,
     nominal_time: datetime | None = None,
     stopped: ControlFlow | None = None,
     run: str = "default/test/manual-1",
@@ -123,7 +126,7 @@ def run_handler(
 
     Args:
         function: as given to `Worker.handler`.
-        attempt, fencing_token, checkpoint, nominal_time, run: what the context says.
+        attempt, fencing_token, checkpoint, event, nominal_time, run: what the context says.
         timeout: the attempt timeout, as `remaining()` and `deadline` say it: timedelta or seconds.
         stopped: what `check()` raises from the beginning, such as `Cancelled("not wanted")`.
         arguments: the handler's arguments, beside those given by name.
@@ -155,6 +158,7 @@ def run_handler(
         handler=function.__name__,
         worker_id="test",
         checkpoint=checkpoint,
+        event=event,
         control=control,
     )
     raw = payload is not None

@@ -11,6 +11,8 @@ from tocsin.cli._duration import ParamType
 from tocsin.cli._files import read_bytes
 from tocsin.workers.http_payload import HANDLER as HTTP_HANDLER
 from tocsin.workers.http_payload import HttpPayload, HttpPayloadError
+from tocsin.workers.notify_payload import HANDLER as NOTIFY_HANDLER
+from tocsin.workers.notify_payload import NotifyPayload, NotifyPayloadError
 from tocsin.workers.shell_payload import HANDLER as SHELL_HANDLER
 from tocsin.workers.shell_payload import ShellPayload, ShellPayloadError
 
@@ -44,7 +46,9 @@ def check_stock(handler: str, payload: bytes) -> None:
             HttpPayload.from_json_bytes(payload or b"{}")
         elif handler == SHELL_HANDLER:
             ShellPayload.from_json_bytes(payload or b"{}")
-    except (HttpPayloadError, ShellPayloadError, TypeError) as error:
+        elif handler == NOTIFY_HANDLER:
+            NotifyPayload.from_json_bytes(payload or b"{}")
+    except (HttpPayloadError, NotifyPayloadError, ShellPayloadError, TypeError) as error:
         raise click.UsageError(f"--payload, for handler {handler}: {error}") from error
 
 

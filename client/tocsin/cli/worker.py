@@ -16,14 +16,23 @@ from tocsin.cli import _complete, _output
 from tocsin.cli._duration import DURATION, shown_instant
 from tocsin.cli._files import READABLE_FILE
 from tocsin.cli._json import as_json
-from tocsin.cli._options import Settings, cluster_options, global_options, pass_settings
+from tocsin.cli._options import (
+    Settings,
+    cluster_options,
+    global_options,
+    labels_callback,
+    pass_settings,
+)
 from tocsin.cli._output import Column
 from tocsin.cli._runs import EXIT_NOT_FINISHED
 from tocsin.errors import Unavailable
 from tocsin.types import WorkerInfo
 
 if TYPE_CHECKING:
+    import ssl
+
     from tocsin.client import Client
+    from tocsin.workers._addresses import AddressPolicy
 
 LOOK_EVERY_S = 0.5  # whether workers that drain have gone
 GONE_AFTER = 2  # times in a row that none of them was found
@@ -43,12 +52,13 @@ def _encodable(context: click.Context, option: click.Parameter, value: Any) -> A
 @click.group()
 @global_options
 def worker() -> None:
-    """Run shell commands and HTTP requests for the cluster; list and drain workers.
+    """Run commands, HTTP requests and notifications for the cluster; list and drain workers.
 
     \b
     Examples:
       tocsin worker shell
       tocsin worker http
+      tocsin worker notify
       tocsin worker list
       tocsin worker drain host1-4711 --wait
     """
@@ -175,21 +185,9 @@ def http_(
       tocsin job create ping --every 5m --handler http \\
         --payload '{"url": "https://example.com/ping", "method": "POST"}'
     """
-    import ipaddress  # noqa: PLC0415 - as the next ones: few commands need them
-    import ssl  # noqa: PLC0415
+    from tocsin.workers.http import create_http_worker  # noqa: PLC0415 - needs grpc
 
-    from tocsin.workers.http import AddressPolicy, create_http_worker  # noqa: PLC0415
-
-    try:
-        allowed = tuple(ipaddress.ip_network(network) for network in networks)
-    except ValueError as error:
-        raise click.UsageError(f"--allow-network: {error}") from None
-    try:
-        tls = ssl.create_default_context(cafile=ca)
-    except ssl.SSLError as error:
-        raise click.UsageError(
-            f"--ca: {ca} has no certificates that can be read: {error}"
-        ) from None
+    policy, tls = _policy(networks, private=allow_private), _trusted(ca)
     logging.basicConfig(
         level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s"
     )
@@ -199,9 +197,132 @@ def http_(
         queues=queues or ("default",),
         slots=slots,
         worker_id=worker_id,
-        policy=AddressPolicy(allow_private=allow_private, networks=allowed),
+        policy=policy,
         tls=tls,
     ).run()
+
+
+def _policy(networks: Sequence[str], *, private: bool) -> AddressPolicy:
+    """The addresses that --allow-network and --allow-private allow."""
+    import ipaddress  # noqa: PLC0415 - few commands need it
+
+    from tocsin.workers._addresses import AddressPolicy  # noqa: PLC0415 - as above
+
+    try:
+        allowed = tuple(ipaddress.ip_network(network) for network in networks)
+    except ValueError as error:
+        raise click.UsageError(f"--allow-network: {error}") from None
+    return AddressPolicy(allow_private=private, networks=allowed)
+
+
+def _trusted(ca: Path | None) -> ssl.SSLContext:
+    """What https connections trust."""
+    import ssl  # noqa: PLC0415 - few commands need it
+
+    try:
+        return ssl.create_default_context(cafile=ca)
+    except ssl.SSLError as error:
+        raise click.UsageError(
+            f"--ca: {ca} has no certificates that can be read: {error}"
+        ) from None
+
+
+@worker.command(short_help="Deliver notifications to webhooks and commands.")
+@click.option(
+    "--secret",
+    "secrets",
+    multiple=True,
+    metavar="NAME=FILE",
+    callback=labels_callback,
+    help="Sign with what is in FILE for subscriptions that name NAME.  [repeatable]",
+)
+@click.option(
+    "--allow-commands", is_flag=True, help="Run the commands of subscriptions on this machine."
+)
+@click.option(
+    "--queue",
+    "queues",
+    multiple=True,
+    metavar="NAME",
+    callback=_encodable,
+    shell_complete=_complete.queues,
+    help="Take runs from this queue.  [repeatable; default: notifications]",
+)
+@click.option(
+    "--slots",
+    type=click.IntRange(1, 10_000),
+    default=8,
+    show_default=True,
+    help="Notifications to have under way at once.",
+)
+@click.option(
+    "--id",
+    "worker_id",
+    metavar="ID",
+    callback=_encodable,
+    help="For people.  [default: host and process id]",
+)
+@click.option(
+    "--allow-network",
+    "networks",
+    multiple=True,
+    metavar="CIDR",
+    help="Call these addresses as well, such as 10.1.0.0/16.  [repeatable; default: public ones]",
+)
+@click.option("--allow-private", is_flag=True, help="Call any address, this machine's included.")
+@click.option(
+    "--ca",
+    type=READABLE_FILE,
+    metavar="FILE",
+    help="Trust the certificates of this PEM file instead of the machine's.",
+)
+@cluster_options
+@pass_settings
+def notify(settings: Settings, /, **options: Any) -> None:
+    """Deliver the notifications of subscriptions (tocsin notification create), until Ctrl-C.
+
+    A secret is at least 16 bytes of text, or whsec_ and base64; it stays in this process. Run two
+    of these on different machines: each event goes to one of them, and to the other if that fails.
+
+    \b
+    Examples:
+      tocsin worker notify --secret ops=/etc/tocsin/ops.secret
+      tocsin worker notify --allow-commands --allow-network 10.1.0.0/16
+    """
+    from tocsin.workers.notify import create_notify_worker  # noqa: PLC0415 - needs grpc
+    from tocsin.workers.notify_payload import QUEUE  # noqa: PLC0415 - as above
+
+    policy = _policy(options["networks"], private=options["allow_private"])
+    logging.basicConfig(
+        level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s"
+    )
+    secrets = _secrets(options["secrets"])
+    _check_target(settings)
+    try:
+        sender = create_notify_worker(
+            settings.target,
+            queues=options["queues"] or (QUEUE,),
+            slots=options["slots"],
+            worker_id=options["worker_id"],
+            secrets=secrets,
+            allow_commands=options["allow_commands"],
+            policy=policy,
+            tls=_trusted(options["ca"]),
+        )
+    except ValueError as error:
+        raise click.UsageError(f"--secret: {error}") from None
+    sender.run()
+
+
+def _secrets(files: Mapping[str, str]) -> dict[str, str]:
+    """By name, what stands in the files, without the end of the line."""
+    found: dict[str, str] = {}
+    for name, file in files.items():
+        try:
+            found[name] = Path(file).read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise click.UsageError(f"--secret {name}: cannot read {file}: {error}") from None
+    return found
 
 
 @worker.command("list", short_help="List workers.")

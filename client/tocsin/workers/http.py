@@ -81,8 +81,12 @@ def run_http(
     *,
     policy: AddressPolicy | None = None,
     tls: ssl.SSLContext | None = None,
+    body: bytes | None = None,
 ) -> dict[str, Any]:
     """Makes a request and waits for its answer; blocks the calling thread.
+
+    Args:
+        body: sent as it is, in place of the payload's.
 
     Returns:
         {"status": 200, "url": the last one asked, "body": text, "body_truncated": whether it was
@@ -94,16 +98,22 @@ def run_http(
             retryable; `address-refused`, `bad-redirect`, not retryable.
         Cancelled, LeaseLost, TimedOut, Draining: it was stopped.
     """
-    call = _Call(context, payload, policy or AddressPolicy(), tls or ssl.create_default_context())
-    return call.run()
+    secure = tls or ssl.create_default_context()
+    return _Call(context, payload, policy or AddressPolicy(), secure, body).run()
 
 
 class _Call:
     """One request with its redirects, and what cuts it short."""
 
     def __init__(
-        self, context: Context, payload: HttpPayload, policy: AddressPolicy, tls: ssl.SSLContext
+        self,
+        context: Context,
+        payload: HttpPayload,
+        policy: AddressPolicy,
+        tls: ssl.SSLContext,
+        body: bytes | None,
     ) -> None:
+        self._body = body
         self._context = context
         self._payload = payload
         self._policy = policy
@@ -138,6 +148,8 @@ class _Call:
         headers = {name: filled(text, self._values) for name, text in payload.headers.items()}
         url = filled(payload.url, self._values, in_url=True)
         sent = None if body is None else filled(body, self._values).encode()
+        if self._body is not None:
+            sent = self._body
         for left in range(payload.redirects_max, -1, -1):
             status, location, retry_after, data, truncated = self._ask(method, url, headers, sent)
             if status not in _REDIRECTS or payload.redirects_max == 0 or not location:
