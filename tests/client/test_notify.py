@@ -286,7 +286,11 @@ async def test_each_event_reaches_a_receiver_that_fails_at_first_over_a_change_o
         waiting = await c.runs("team/ops")
         assert [each.event.kind for each in waiting if each.event] == ["DEAD_LETTER"]
         at = c.now.timestamp()
-        await c.serve(sender(secrets={"ops": SECRET}, clock=lambda: c.now.timestamp()))
+
+        def now() -> float:
+            return c.now.timestamp()
+
+        await c.serve(sender(secrets={"ops": SECRET}, clock=now))
         broken[0] = False
         await c.client.trigger("team/report")
         await c.advance("1m")
