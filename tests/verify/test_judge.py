@@ -26,6 +26,7 @@ NOTICED_BY = {
     Bug.TOKEN_REPEATED: "tokens_rise",
     Bug.STALE_REPORT: "stale_is_refused",
     Bug.STALE_WRITE: "stale_is_refused",
+    Bug.EXECUTED_AFTERWARDS: "stale_is_refused",
     Bug.COMPLETED_TWICE: "one_completion",
     Bug.REPORT_APPLIED_TWICE: "one_completion",
     Bug.REPORT_AFTER_LOSS: "stale_is_refused",

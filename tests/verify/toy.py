@@ -61,6 +61,7 @@ class Bug(enum.Enum):
     OVER_LIMIT = "more runs than allowed run at once"
     REPORT_APPLIED_TWICE = "the same report changes something twice"
     REPORT_AFTER_LOSS = "a report is applied although its lease was given to somebody else"
+    EXECUTED_AFTERWARDS = "a run is executed once more, under a newer token than its success"
     SKIPPED_SILENTLY = "an occurrence is skipped although nothing says so"
 
 
@@ -179,6 +180,10 @@ class Toy:
             ready_ms = record.due_ms - 400
         token = self._attempt(record, ready_ms, AttemptOutcome.SUCCEEDED, took)
         record.end_ms = ready_ms + took
+        if bites and self.bug is Bug.EXECUTED_AFTERWARDS:
+            key, end_ms = f"{record.name}#7", record.end_ms + 1
+            again = Execution(record.name, record.job, 9, token + 1, key, "w", end_ms, end_ms)
+            self.executions.append(again)
         if trouble == "freeze":
             self._wake_up(record, record.end_ms + 100, token, bites=bites)
         held_ms = 0 if bites and self.bug is Bug.OVERLAP else record.end_ms

@@ -41,9 +41,11 @@ from tocsin._cluster_file import endpoints
 from tocsin.types import ClusterStatus
 from tocsin.workers.shell_payload import ShellPayload
 from tocsin_node.core.model import Schedule, ScheduleKind
-from tocsin_node.demo.audit import JobFacts, Verdict, audit
+from tocsin_node.demo.audit import Verdict, audit, executions
 from tocsin_node.demo.scratch import Scratch
 from tocsin_node.schedule import use_packaged_zones
+from tocsin_node.verify.history import Bounds, Fault, History, JobFacts, Overlap
+from tocsin_node.verify.target import boottime_ms
 
 DEFAULT_NODES = ("n1", "n2", "n3")
 WORKERS = ("worker-1", "worker-2")
@@ -53,6 +55,7 @@ KILL_AT, RESTART_AT, FREEZE_AT, END_AT = 15.0, 26.0, 32.0, 52.0
 FREEZE_PATIENCE_S = 20.0
 START_PATIENCE_S = 60.0
 END_PATIENCE_S = 60.0
+DONE_WITHIN_S = 60.0  # how late late may be is for the fault drill, which bounds it closely
 
 SETTINGS = """\
 leases: {default: 3s}
@@ -80,6 +83,7 @@ class Submitted:
     name: str
     schedules: tuple[Schedule, ...]
     after_ms: int
+    overlap: Overlap = Overlap.QUEUE_ONE
 
 
 class Story:
@@ -94,6 +98,8 @@ class Story:
         self.down: str | None = None
         self.frozen: str | None = None
         self.submitted: list[Submitted] = []
+        self.faults: list[Fault] = []
+        self.utc_offset_ms = time.time_ns() // 1_000_000 - boottime_ms()
 
     # -- telling -----------------------------------------------------------------------------------
 
@@ -160,15 +166,21 @@ class Story:
             await self.freeze_a_worker()
             await self.wait_until(start + END_AT)
             facts = await self.end()
-        runs = [run async for run in self.client.list_runs()]
-        effects = self.scratch.effects()
-        failover_s = self.failover_s(runs)
+        history = History(
+            utc_offset_ms=self.utc_offset_ms,
+            bounds=Bounds(done_ms=round(DONE_WITHIN_S * 1000)),
+            executions=executions(self.scratch.effects(), self.utc_offset_ms),
+            faults=self.faults,
+            jobs=facts,
+            runs=[run async for run in self.client.list_runs()],
+        )
+        failover_s = self.failover_s(history.runs)
         story: dict[str, object] = {
             "leader_killed": self.killed_time_s is not None,
             "worker_frozen": self.frozen is not None,
             "failover_s": failover_s,
         }
-        return audit(facts, runs, effects), story
+        return audit(history), story
 
     async def import_crontab(self) -> None:
         crontab = self.scratch.folder / "crontab"
@@ -207,7 +219,8 @@ class Story:
             await self.client.create_job(job)
             schedules = tuple(_schedule(schedule) for schedule in job.schedules)
             name = f"default/{job.name}"
-            self.submitted.append(Submitted(name, schedules, _ms(first) - 1))
+            overlap = Overlap.ALLOW if job.overlap_policy is allow else Overlap.QUEUE_ONE
+            self.submitted.append(Submitted(name, schedules, _ms(first) - 1, overlap))
         self.say(
             "created tick (every second), tock (every other), slow (every second, takes 2.5 s,"
         )
@@ -250,6 +263,9 @@ class Story:
 
         await self.until(f"{node_id} follows", caught_up)
         self.say(f"{node_id} follows")
+        assert self.killed_time_s is not None, "somebody was killed"
+        killed_ms = round(self.killed_time_s * 1000) - self.utc_offset_ms
+        self.faults.append(Fault("leader killed", node_id, killed_ms, boottime_ms()))
 
     async def freeze_a_worker(self) -> None:
         """Stops the worker that runs `slow` until its lease has been given to somebody else."""
@@ -265,6 +281,7 @@ class Story:
 
         await self.until("slow runs somewhere", somebody_runs_it)
         run, worker = found[0], found[0].attempts[-1].worker_id
+        start_ms = boottime_ms()
         self.scratch.signal(worker, signal.SIGSTOP)
         self.frozen = worker
         self.say(f"[red]froze {worker} (SIGSTOP)[/red] while it holds {run.name}")
@@ -278,6 +295,7 @@ class Story:
             self.say("its lease expired; the other worker has the run, under a newer token")
         finally:
             self.scratch.signal(worker, signal.SIGCONT)
+            self.faults.append(Fault("worker frozen", worker, start_ms, boottime_ms()))
         self.say(
             f"let {worker} go on: what it reports now comes too late. Its shell had begun, so"
             " that run has one duplicate effect: a run is started at least once, and completed once"
@@ -302,6 +320,7 @@ class Story:
                 each.after_ms,
                 until_ms,
                 await self.client.list_occurrences(each.name),
+                each.overlap,
             )
             for each, until_ms in facts
         ]

@@ -266,10 +266,16 @@ def tokens_rise(history: History) -> Iterator[str]:
 
 def stale_is_refused(history: History) -> Iterator[str]:
     """No report and no write of an older attempt is accepted after a newer one."""
+    executed: dict[str, list[Execution]] = defaultdict(list)
+    for each in history.executions:
+        executed[each.run].append(each)
     for run in history.runs:
         accepted = [a for a in run.attempts if a.outcome is AttemptOutcome.SUCCEEDED]
         if accepted and accepted[-1] is not run.attempts[-1]:
             yield f"{run.name}: an attempt was granted after the success was accepted"
+        newest = max((each.token for each in executed[run.name]), default=0)
+        if accepted and newest > accepted[-1].fencing_token:
+            yield f"{run.name} was executed under {newest}, newer than that of the success"
     granted = {run.name: [a.fencing_token for a in run.attempts] for run in history.runs}
     for report in history.reports:
         newer = [token for token in granted.get(report.run, []) if token > report.token]
