@@ -73,7 +73,7 @@ else
 	TOCSIN_ORACLE_COMPARISONS=$${TOCSIN_ORACLE_COMPARISONS:-400000} TOCSIN_FUZZ=$${TOCSIN_FUZZ:-20} \
 	  $(BIN)/python -m pytest $(wildcard tests/properties tests/chaos) --ignore=tests/chaos/test_raft.py \
 	  tests/clock/test_histories.py tests/schedule/test_oracle.py tests/schedule/test_zone.py \
-	  tests/api/test_bad_input.py $(ARGS)
+	  tests/api/test_bad_input.py $(SIDE_BY_SIDE) $(ARGS)
 	@mkdir -p build
 	$(BIN)/tocsin verify --all --seeds $${SEEDS:-3} --at-once $(or $(filter-out 0,$(JOBS)),$(if $(JOBS),1,2)) \
 	  --json build/chaos.json --html build/chaos.html
