@@ -461,10 +461,11 @@ def from_changes(message: run_pb2.WatchRunsResponse) -> RunChanges:
 
 
 def from_item_results(messages: Iterable[run_pb2.ItemResult]) -> list[ItemResult]:
-    return [
-        ItemResult(name=item.name, reason=_reason(item.status), message=item.status.message)
-        for item in messages
-    ]
+    return [from_item_status(item.name, item.status) for item in messages]
+
+
+def from_item_status(name: str, status: status_pb2.Status) -> ItemResult:
+    return ItemResult(name=name, reason=_reason(status), message=status.message)
 
 
 def _reason(status: status_pb2.Status) -> str:

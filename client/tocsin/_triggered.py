@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
-from tocsin import _waiting
-from tocsin.errors import ApiError, DeadlineExceeded, OutcomeUnknown, Overloaded, Unavailable
+from tocsin import _convert, _waiting
+from tocsin.errors import ApiError
 from tocsin.types import ItemResult, Run, Trigger
+from tocsin.v1 import job_pb2
 
 if TYPE_CHECKING:
     from tocsin.client import AsyncClient, Client
@@ -25,7 +26,9 @@ __all__ = [
     "TriggeredRuns",
 ]
 
-TRIGGERS_MAX = 64  # calls of one batch under way at once
+BATCH_TRIGGERS = 250  # of one call,
+BATCH_BYTES = 1024 * 1024  # and about so many bytes,
+BATCHES_MAX = 4  # and so many calls at a time
 
 
 class _Handle(Run):
@@ -108,30 +111,37 @@ class TriggeredRuns(list[TriggeredRun]):
         return self._client.wait_for_runs(self, timeout, check=check)
 
 
+Send = Callable[[job_pb2.TriggerJobsRequest], Awaitable[job_pb2.TriggerJobsResponse]]
+
+
 async def trigger_all(
-    client: AsyncClient, triggers: Sequence[Trigger], request_id: str
+    client: AsyncClient, send: Send, triggers: Sequence[Trigger], request_id: str
 ) -> AsyncTriggeredRuns:
     """See AsyncClient.trigger_many."""
-    made: dict[int, AsyncTriggeredRun] = {}
-    refused: dict[int, ItemResult] = {}
+    made: list[AsyncTriggeredRun] = []
+    refused: list[ItemResult] = []
+    answers: list[job_pb2.TriggerJobsResponse | None] = []
+    batches = list(_batches(triggers, request_id))
     open_: list[ApiError] = []
-    waiting = iter(enumerate(triggers))
+    turns = asyncio.Semaphore(BATCHES_MAX)
 
-    async def work() -> None:
-        for number, each in waiting:
+    async def work(batch: job_pb2.TriggerJobsRequest) -> job_pb2.TriggerJobsResponse | None:
+        async with turns:
+            if open_:
+                return None  # nobody answers: what is left is not begun
             try:
-                made[number] = await client.trigger(
-                    each.job, payload=each.payload, request_id=f"{request_id}-{number}"
-                )
-            except (DeadlineExceeded, OutcomeUnknown, Overloaded, Unavailable) as error:
-                open_.append(error)
-                return  # what is left is not begun: nobody answers
+                return await send(batch)
             except ApiError as error:
-                refused[number] = ItemResult(
-                    name=each.job, reason=error.reason or "REFUSED", message=str(error)
-                )
+                open_.append(error)
+                return None
 
-    await asyncio.gather(*(work() for _ in range(min(TRIGGERS_MAX, len(triggers)))))
+    answers = await asyncio.gather(*(work(batch) for batch in batches))
+    for batch, answer in zip(batches, answers, strict=True):
+        for each, result in zip(batch.triggers, answer.results if answer else (), strict=False):
+            if result.HasField("run"):
+                made.append(AsyncTriggeredRun._of(_convert.from_run(result.run), client))
+            else:
+                refused.append(_convert.from_item_status(each.name, result.status))
     if open_:
         error = open_[0]
         error.request_id = request_id
@@ -140,8 +150,21 @@ async def trigger_all(
             f"request_id={request_id!r}, which makes each run once"
         )
         raise error
-    return AsyncTriggeredRuns(
-        [made[number] for number in sorted(made)],
-        [refused[number] for number in sorted(refused)],
-        client,
-    )
+    return AsyncTriggeredRuns(made, refused, client)
+
+
+def _batches(triggers: Sequence[Trigger], request_id: str) -> Iterator[job_pb2.TriggerJobsRequest]:
+    batch, size_bytes = job_pb2.TriggerJobsRequest(request_id=request_id), 0
+    for number, each in enumerate(triggers):
+        own_bytes = len(each.payload or b"")
+        if batch.triggers and (
+            len(batch.triggers) >= BATCH_TRIGGERS or size_bytes + own_bytes > BATCH_BYTES
+        ):
+            yield batch
+            batch, size_bytes = job_pb2.TriggerJobsRequest(request_id=request_id), 0
+        batch.triggers.add(
+            name=each.job, payload_override=each.payload, request_id=f"{request_id}-{number}"
+        )
+        size_bytes += own_bytes
+    if batch.triggers:
+        yield batch

@@ -276,8 +276,8 @@ class AsyncClient(AsyncCalendars, AsyncQueueCalls, AsyncTzdataCalls, AsyncWideCa
     ) -> AsyncTriggeredRuns:
         """`trigger` for many: jobs by name, or `Trigger(job, payload)`. One run for each, in order.
 
-        A trigger that is refused keeps no other from its run; `refused` of the result says why. The
-        timeout holds for each trigger.
+        They are sent in batches, each of which the timeout holds for. A trigger that is refused
+        keeps no other from its run; `refused` of the result says why.
 
         Args:
             request_id: each trigger gets it with its number, so a repeat of the whole call must
@@ -287,7 +287,11 @@ class AsyncClient(AsyncCalendars, AsyncQueueCalls, AsyncTzdataCalls, AsyncWideCa
             ApiError: of some it is not known what became; repeat the call under the same id.
         """
         wanted = [Trigger(each) if isinstance(each, str) else each for each in triggers]
-        return await trigger_all(self, wanted, request_id or new_request_id())
+
+        async def send(batch: job_pb2.TriggerJobsRequest) -> job_pb2.TriggerJobsResponse:
+            return await self._pool.call(lambda s: s.jobs.TriggerJobs, batch, within=self.timeout)
+
+        return await trigger_all(self, send, wanted, request_id or new_request_id())
 
     async def preview(
         self,

@@ -191,6 +191,9 @@ class _Jobs(job_pb2_grpc.JobServiceServicer):
     async def ApplyJobs(self, request: Any, context: Any) -> Any:  # type: ignore[override]  # noqa: N802
         return await _answered(self.node, request, context)
 
+    async def TriggerJobs(self, request: Any, context: Any) -> Any:  # type: ignore[override]  # noqa: N802
+        return await _answered(self.node, request, context)
+
     async def TriggerJob(self, request: Any, context: Any) -> Any:  # type: ignore[override]  # noqa: N802
         return await _answered(self.node, request, context)
 

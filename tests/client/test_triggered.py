@@ -128,18 +128,23 @@ async def test_a_batch_of_which_something_is_unknown_says_how_to_repeat_it(kit: 
     seen: list[str] = []
 
     async def answer(request: Any, context: Any) -> Any:
-        seen.append(request.request_id)
-        if request.request_id.endswith("-1"):
+        ids = [each.request_id for each in request.triggers]
+        seen.extend(ids)
+        if "x-300" in ids:
             await kit.refuse(context, grpc.StatusCode.UNKNOWN, "OUTCOME_UNKNOWN")
-        return made(f"{request.name}/manual-{request.request_id}")
+        runs = [made(f"a/b/manual-{each}").run for each in ids]
+        results = [job_pb2.TriggerJobsResponse.Result(run=run) for run in runs]
+        return job_pb2.TriggerJobsResponse(results=results)
 
     node.answer = answer
     async with tocsin.AsyncClient([node.address], timeout=0.5) as client:
         with pytest.raises(tocsin.OutcomeUnknown) as error:
-            await client.trigger_many(["a/b", "a/b", "a/b"], request_id="x")
+            await client.trigger_many(["a/b"] * 600, request_id="x")
         assert error.value.request_id == "x"
-        assert "2 of 3 runs" in error.value.__notes__[0]
-        assert {"x-0", "x-1", "x-2"} == set(seen)
+        assert "350 of 600 runs are known to be made" in error.value.__notes__[0]
+        assert set(seen) == {f"x-{number}" for number in range(600)}
+        large = [Trigger("a/b", bytes(200 * 1024)) for _ in range(12)]
+        assert len(await client.trigger_many(large, request_id="y")) == 12
 
 
 async def test_the_sync_client_s_handles_wait_too() -> None:

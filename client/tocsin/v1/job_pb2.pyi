@@ -1773,3 +1773,107 @@ class ApplyJobsResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ApplyJobsResponse: _TypeAlias = ApplyJobsResponse  # noqa: Y015
+
+@_typing.final
+class TriggerJobsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class Trigger(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        NAME_FIELD_NUMBER: _builtins.int
+        PAYLOAD_OVERRIDE_FIELD_NUMBER: _builtins.int
+        REQUEST_ID_FIELD_NUMBER: _builtins.int
+        name: _builtins.str
+        """See TriggerJobRequest."""
+        payload_override: _builtins.bytes
+        """See TriggerJobRequest."""
+        request_id: _builtins.str
+        """See TriggerJobRequest; default `{request_id of the call}-{place among the triggers, from 0}`."""
+        def __init__(
+            self,
+            *,
+            name: _builtins.str = ...,
+            payload_override: _builtins.bytes | None = ...,
+            request_id: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["_payload_override", b"_payload_override", "payload_override", b"payload_override"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["_payload_override", b"_payload_override", "name", b"name", "payload_override", b"payload_override", "request_id", b"request_id"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        _WhichOneofReturnType__payload_override: _TypeAlias = _typing.Literal["payload_override"]  # noqa: Y015
+        _WhichOneofArgType__payload_override: _TypeAlias = _typing.Literal["_payload_override", b"_payload_override"]  # noqa: Y015
+        def WhichOneof(self, oneof_group: _WhichOneofArgType__payload_override) -> _WhichOneofReturnType__payload_override | None: ...
+
+    TRIGGERS_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """Kept over repeats of the call. 1..64 of `[A-Za-z0-9_-]`. Required."""
+    @_builtins.property
+    def triggers(self) -> _containers.RepeatedCompositeFieldContainer[Global___TriggerJobsRequest.Trigger]:
+        """1..1000, 4 MiB with their payloads. If the call has no clear answer, some of the runs may be made:
+        the same call again makes the others.
+        """
+
+    def __init__(
+        self,
+        *,
+        triggers: _abc.Iterable[Global___TriggerJobsRequest.Trigger] | None = ...,
+        request_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["request_id", b"request_id", "triggers", b"triggers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TriggerJobsRequest: _TypeAlias = TriggerJobsRequest  # noqa: Y015
+
+@_typing.final
+class TriggerJobsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class Result(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        STATUS_FIELD_NUMBER: _builtins.int
+        RUN_FIELD_NUMBER: _builtins.int
+        @_builtins.property
+        def status(self) -> _status_pb2.Status:
+            """OK, or why there is no run."""
+
+        @_builtins.property
+        def run(self) -> _run_pb2.Run:
+            """As it is now."""
+
+        def __init__(
+            self,
+            *,
+            status: _status_pb2.Status | None = ...,
+            run: _run_pb2.Run | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["run", b"run", "status", b"status"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["run", b"run", "status", b"status"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    RESULTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___TriggerJobsResponse.Result]:
+        """One for each trigger, in order."""
+
+    def __init__(
+        self,
+        *,
+        results: _abc.Iterable[Global___TriggerJobsResponse.Result] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["results", b"results"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TriggerJobsResponse: _TypeAlias = TriggerJobsResponse  # noqa: Y015

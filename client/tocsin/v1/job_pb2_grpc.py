@@ -75,6 +75,11 @@ class JobServiceStub(object):
                 request_serializer=tocsin_dot_v1_dot_job__pb2.TriggerJobRequest.SerializeToString,
                 response_deserializer=tocsin_dot_v1_dot_job__pb2.TriggerJobResponse.FromString,
                 _registered_method=True)
+        self.TriggerJobs = channel.unary_unary(
+                '/tocsin.v1.JobService/TriggerJobs',
+                request_serializer=tocsin_dot_v1_dot_job__pb2.TriggerJobsRequest.SerializeToString,
+                response_deserializer=tocsin_dot_v1_dot_job__pb2.TriggerJobsResponse.FromString,
+                _registered_method=True)
         self.PreviewFireTimes = channel.unary_unary(
                 '/tocsin.v1.JobService/PreviewFireTimes',
                 request_serializer=tocsin_dot_v1_dot_job__pb2.PreviewFireTimesRequest.SerializeToString,
@@ -162,6 +167,13 @@ class JobServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def TriggerJobs(self, request, context):
+        """TriggerJob for many: what is refused of one keeps no other from its run.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def PreviewFireTimes(self, request, context):
         """What a schedule would do, without storing anything.
         """
@@ -240,6 +252,11 @@ def add_JobServiceServicer_to_server(servicer, server):
                     servicer.TriggerJob,
                     request_deserializer=tocsin_dot_v1_dot_job__pb2.TriggerJobRequest.FromString,
                     response_serializer=tocsin_dot_v1_dot_job__pb2.TriggerJobResponse.SerializeToString,
+            ),
+            'TriggerJobs': grpc.unary_unary_rpc_method_handler(
+                    servicer.TriggerJobs,
+                    request_deserializer=tocsin_dot_v1_dot_job__pb2.TriggerJobsRequest.FromString,
+                    response_serializer=tocsin_dot_v1_dot_job__pb2.TriggerJobsResponse.SerializeToString,
             ),
             'PreviewFireTimes': grpc.unary_unary_rpc_method_handler(
                     servicer.PreviewFireTimes,
@@ -484,6 +501,33 @@ class JobService(object):
             '/tocsin.v1.JobService/TriggerJob',
             tocsin_dot_v1_dot_job__pb2.TriggerJobRequest.SerializeToString,
             tocsin_dot_v1_dot_job__pb2.TriggerJobResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def TriggerJobs(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tocsin.v1.JobService/TriggerJobs',
+            tocsin_dot_v1_dot_job__pb2.TriggerJobsRequest.SerializeToString,
+            tocsin_dot_v1_dot_job__pb2.TriggerJobsResponse.FromString,
             options,
             channel_credentials,
             insecure,

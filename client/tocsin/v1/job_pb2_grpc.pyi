@@ -49,6 +49,8 @@ class JobServiceStub:
     """What came due during the pause follows the job's misfire policy, in the same entry."""
     TriggerJob: _grpc.UnaryUnaryMultiCallable[_job_pb2.TriggerJobRequest, _job_pb2.TriggerJobResponse]
     """Makes a run now, whatever the schedule says."""
+    TriggerJobs: _grpc.UnaryUnaryMultiCallable[_job_pb2.TriggerJobsRequest, _job_pb2.TriggerJobsResponse]
+    """TriggerJob for many: what is refused of one keeps no other from its run."""
     PreviewFireTimes: _grpc.UnaryUnaryMultiCallable[_job_pb2.PreviewFireTimesRequest, _job_pb2.PreviewFireTimesResponse]
     """What a schedule would do, without storing anything."""
     ListOccurrences: _grpc.UnaryUnaryMultiCallable[_job_pb2.ListOccurrencesRequest, _job_pb2.ListOccurrencesResponse]
@@ -83,6 +85,8 @@ class JobServiceAsyncStub(JobServiceStub):
     """What came due during the pause follows the job's misfire policy, in the same entry."""
     TriggerJob: _aio.UnaryUnaryMultiCallable[_job_pb2.TriggerJobRequest, _job_pb2.TriggerJobResponse]  # type: ignore[assignment]
     """Makes a run now, whatever the schedule says."""
+    TriggerJobs: _aio.UnaryUnaryMultiCallable[_job_pb2.TriggerJobsRequest, _job_pb2.TriggerJobsResponse]  # type: ignore[assignment]
+    """TriggerJob for many: what is refused of one keeps no other from its run."""
     PreviewFireTimes: _aio.UnaryUnaryMultiCallable[_job_pb2.PreviewFireTimesRequest, _job_pb2.PreviewFireTimesResponse]  # type: ignore[assignment]
     """What a schedule would do, without storing anything."""
     ListOccurrences: _aio.UnaryUnaryMultiCallable[_job_pb2.ListOccurrencesRequest, _job_pb2.ListOccurrencesResponse]  # type: ignore[assignment]
@@ -162,6 +166,14 @@ class JobServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_job_pb2.TriggerJobResponse, _abc.Awaitable[_job_pb2.TriggerJobResponse]]:
         """Makes a run now, whatever the schedule says."""
+
+    @_abc_1.abstractmethod
+    def TriggerJobs(
+        self,
+        request: _job_pb2.TriggerJobsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_job_pb2.TriggerJobsResponse, _abc.Awaitable[_job_pb2.TriggerJobsResponse]]:
+        """TriggerJob for many: what is refused of one keeps no other from its run."""
 
     @_abc_1.abstractmethod
     def PreviewFireTimes(

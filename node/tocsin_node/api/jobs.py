@@ -16,7 +16,7 @@ from typing import Any, cast
 
 from msgspec.structs import replace
 
-from tocsin.v1 import job_pb2, job_pb2_grpc
+from tocsin.v1 import job_pb2, job_pb2_grpc, run_pb2
 from tocsin_node import admission, planner
 from tocsin_node.admission import Faults, Refusal, refuse_field
 from tocsin_node.api import _apply, _convert, status
@@ -43,7 +43,7 @@ from tocsin_node.core.model import Job, JobSpec, Run, Schedule, ScheduleKind, ut
 from tocsin_node.core.zones import bare, with_rules
 from tocsin_node.explain import explain, instants_of
 from tocsin_node.leader.zones import ZoneKeeper
-from tocsin_node.replica import Changes, Replica
+from tocsin_node.replica import Changes, Refused, Replica
 from tocsin_node.schedule import Fire, describe, jitter_ms, preview, surprises
 
 SCAN_NAMES = 1_000  # names taken from the index at a time
@@ -51,6 +51,7 @@ PREVIEW_COUNT_DEFAULT = 5
 PREVIEW_COUNT_MAX = 1_000
 RANGES_DEFAULT = 1_000
 RANGES_MAX = 10_000
+TRIGGERS_MAX = 1_000  # of one call
 
 
 class JobService(Deciding, job_pb2_grpc.JobServiceServicer):
@@ -275,24 +276,69 @@ class JobService(Deciding, job_pb2_grpc.JobServiceServicer):
     async def TriggerJob(  # noqa: N802
         self, request: job_pb2.TriggerJobRequest, context: Any
     ) -> job_pb2.TriggerJobResponse:
+        return job_pb2.TriggerJobResponse(run=await self._trigger(request, "", context))
+
+    async def TriggerJobs(  # noqa: N802
+        self, request: job_pb2.TriggerJobsRequest, context: Any
+    ) -> job_pb2.TriggerJobsResponse:
         faults = Faults()
-        name = admission.job_name(request.name, "name", faults)
+        admission.request_id(request.request_id, faults)
+        if not 1 <= len(request.triggers) <= TRIGGERS_MAX:
+            faults.expected("triggers", f"{len(request.triggers)} of them", f"1 to {TRIGGERS_MAX}")
+        faults.refuse_if_any()
+        results: list[job_pb2.TriggerJobsResponse.Result] = []
+        answers = await asyncio.gather(
+            *(
+                self._trigger(
+                    job_pb2.TriggerJobRequest(
+                        name=each.name,
+                        payload_override=(
+                            each.payload_override if each.HasField("payload_override") else None
+                        ),
+                        request_id=each.request_id or f"{request.request_id}-{number}",
+                    ),
+                    f"triggers[{number}].",
+                    context,
+                )
+                for number, each in enumerate(request.triggers)
+            ),
+            return_exceptions=True,
+        )
+        for answer in answers:
+            if isinstance(answer, run_pb2.Run):
+                results.append(job_pb2.TriggerJobsResponse.Result(run=answer))
+            elif isinstance(answer, Refusal | Refused):
+                refusal = status.refusal_of(answer) or Refusal("INTERNAL", str(answer))
+                results.append(job_pb2.TriggerJobsResponse.Result(status=status.to_status(refusal)))
+            else:  # of this one nobody knows; a repeat finds what was made
+                raise answer
+        return job_pb2.TriggerJobsResponse(results=results)
+
+    async def _trigger(
+        self,
+        wanted: job_pb2.TriggerJobRequest,
+        field: str,
+        context: Any,
+    ) -> run_pb2.Run:
+        """Makes one run; `field` is what stands before the names of its fields."""
+        faults = Faults()
+        name = admission.job_name(wanted.name, f"{field}name", faults)
         payload = None
-        if request.HasField("payload_override"):
+        if wanted.HasField("payload_override"):
             payload = admission.payload(
-                request.payload_override,
-                "payload_override",
+                wanted.payload_override,
+                f"{field}payload_override",
                 faults,
                 bytes_max=self._replica.config.limits.payload_bytes,
             )
-        key = self._key("TriggerJob", request.request_id, faults, name, payload)
+        key = self._key("TriggerJob", wanted.request_id, faults, name, payload)
         faults.refuse_if_any()
         run = await self._change(lambda: commands.TriggerJob(key, name, payload), context)
         if not isinstance(run, Run):
             # It was made by this very request, ran, and retention has dropped it since.
-            gone = f"{name}/manual-{request.request_id}"
+            gone = f"{name}/manual-{wanted.request_id}"
             raise Refusal("RUN_NOT_FOUND", f"run {gone} is no longer kept", detail={"run": gone})
-        return job_pb2.TriggerJobResponse(run=_convert.run(self._replica.state, run))
+        return _convert.run(self._replica.state, run)
 
     def _create(self, key: RequestKey, name: str, spec: JobSpec) -> commands.CreateJob:
         planned = self._resolved(spec)
