@@ -125,7 +125,7 @@ class ClusterService(cluster_pb2_grpc.ClusterServiceServicer):
             raise Refusal(
                 "NODE_NOT_FOUND",
                 f"there is no node {shown(node_id)}",
-                detail={"node": shown(node_id)},
+                detail={"node": node_id[:64]},  # the name itself, for programs
             )
         # Also so that a leader that is none any more changes nothing.
         await self._replica.engine.confirm_leadership(timeout=timeout_s(context))
