@@ -69,14 +69,17 @@ else ifdef RAFT
 # The Raft layer alone: a hundred kills of 3 and of 5 nodes, damage, cuts; half an hour.
 	$(BIN)/python -m pytest tests/chaos/test_raft.py -s $(ARGS)
 else
+	@mkdir -p build
+# The table comes at the end, whatever the random tests find.
+	@set -x; failed=; \
 	TOCSIN_HISTORIES=$${TOCSIN_HISTORIES:-20} TOCSIN_ZONES=$${TOCSIN_ZONES:-600} \
 	TOCSIN_ORACLE_COMPARISONS=$${TOCSIN_ORACLE_COMPARISONS:-400000} TOCSIN_FUZZ=$${TOCSIN_FUZZ:-20} \
 	  $(BIN)/python -m pytest $(wildcard tests/properties tests/chaos) --ignore=tests/chaos/test_raft.py \
 	  tests/clock/test_histories.py tests/schedule/test_oracle.py tests/schedule/test_zone.py \
-	  tests/api/test_bad_input.py $(SIDE_BY_SIDE) $(ARGS)
-	@mkdir -p build
+	  tests/api/test_bad_input.py $(SIDE_BY_SIDE) --dist worksteal $(ARGS) || failed=1; \
 	$(BIN)/tocsin verify --all --seeds $${SEEDS:-3} --at-once $(or $(filter-out 0,$(JOBS)),$(if $(JOBS),1,2)) \
-	  --json build/chaos.json --html build/chaos.html
+	  --json build/chaos.json --html build/chaos.html || failed=1; \
+	[ -z "$$failed" ]
 endif
 
 clean: ## remove what make made: environments, caches, build output
