@@ -34,6 +34,11 @@ from tests.promises.limits import (
     test_namespaces_of_equal_priority_take_turns_and_nothing_waits_for_ever,
     test_no_limit_is_passed_and_a_change_of_the_leader_lets_nothing_past_it,
 )
+from tests.promises.notices import (
+    test_a_notification_that_fails_makes_no_further_notification,
+    test_an_event_is_never_lost_after_the_entry_that_caused_it,
+    test_events_over_the_bound_of_a_subscription_are_counted_and_never_dropped_in_silence,
+)
 from tests.promises.zones import (
     test_after_an_update_of_tzdata_each_local_time_has_one_outcome,
     test_an_audit_holds_what_was_decided_before_an_update_of_tzdata_to_the_rules_of_then,
@@ -73,6 +78,7 @@ __all__ = [
     "new_cluster",
     "test_a_frozen_leader_does_not_expire_the_world_when_it_wakes",
     "test_a_node_whose_disk_was_lost_has_no_vote_until_it_holds_again_what_it_had_acknowledged",
+    "test_a_notification_that_fails_makes_no_further_notification",
     "test_a_paused_queue_gives_nothing_out_and_loses_nothing",
     "test_a_rate_is_kept_over_changes_of_the_leader",
     "test_a_run_past_its_start_deadline_is_never_started_and_the_ledger_says_so",
@@ -80,7 +86,9 @@ __all__ = [
     "test_a_wide_change_under_one_request_id_changes_each_run_once_whoever_leads",
     "test_after_an_update_of_tzdata_each_local_time_has_one_outcome",
     "test_an_audit_holds_what_was_decided_before_an_update_of_tzdata_to_the_rules_of_then",
+    "test_an_event_is_never_lost_after_the_entry_that_caused_it",
     "test_an_update_of_tzdata_moves_nothing_before_it_is_applied",
+    "test_events_over_the_bound_of_a_subscription_are_counted_and_never_dropped_in_silence",
     "test_leaders_that_change_every_12_s_do_not_keep_a_dead_worker_s_lease_alive",
     "test_namespaces_of_equal_priority_take_turns_and_nothing_waits_for_ever",
     "test_no_limit_is_passed_and_a_change_of_the_leader_lets_nothing_past_it",
