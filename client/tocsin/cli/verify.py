@@ -11,7 +11,7 @@ from tocsin.cli._needs_node import need_node
 
 @click.command()
 @click.option("--scenario", "scenarios", metavar="NAME", multiple=True, help="Hold this one.")
-@click.option("--all", "everything", is_flag=True, help="Hold every scenario: about 20 minutes.")
+@click.option("--all", "everything", is_flag=True, help="Hold every scenario: about 25 minutes.")
 @click.option("--list", "listing", is_flag=True, help="List the scenarios, and hold none.")
 @click.option("--seed", type=int, help="Play this one again; default: a new one.")
 @click.option("--seeds", type=click.IntRange(1), default=1, help="Seeds for each scenario.")
