@@ -13,7 +13,7 @@ import functools
 import inspect
 import json
 import logging
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, cast
@@ -23,7 +23,7 @@ from tocsin._interrupt import Interrupt
 from tocsin._lease import START_WITHIN, Lease
 from tocsin._session import Assignment, Item, boottime
 from tocsin._text import encodable, text_of
-from tocsin.context import Context, Control, enter
+from tocsin.context import Context, Control, enter, later
 from tocsin.errors import AttemptFailed, Cancelled, ControlFlow, Draining, LeaseLost, TimedOut
 from tocsin.v1 import run_pb2
 
@@ -163,12 +163,36 @@ class Attempt:
         self._setting = setting
         self._clock = clock = setting.clock
         self._timeout_time = timeout_time = (lease.started or lease.received) + lease.timeout
+        self._worker_id = worker_id
         self.control = Control(
             overdue=lambda: _overdue(lease, timeout_time, clock()),
             remaining=lambda: max(0.0, timeout_time - clock()),
             save=save,
         )
-        self.context = _context(item, lease.timeout, worker_id, self.control, setting.now())
+        self.context = self._context()
+
+    def _context(self) -> Context:
+        item = self._item
+        lease = item.lease
+        run = lease.run
+        return later(
+            (item, self._timeout_time, self._setting),
+            _LATER,
+            run=run,
+            job=run.rpartition("/")[0],
+            attempt=lease.attempt,
+            max_attempts=item.max_attempts,
+            covers_count=item.covers_count,
+            fencing_token=lease.fencing_token,
+            idempotency_key=item.idempotency_key,
+            queue=item.queue,
+            handler=item.handler,
+            worker_id=self._worker_id,
+            checkpoint=item.checkpoint,
+            upstream_run=item.upstream_run,
+            event=_convert.optional_event(item),
+            control=self.control,
+        )
 
     @property
     def progress(self) -> float:
@@ -368,35 +392,27 @@ def _overdue(lease: Lease, timeout_time: float, now: float) -> ControlFlow | Non
     return None
 
 
-def _context(
-    item: Assignment, timeout: float, worker_id: str, control: Control, now: datetime
-) -> Context:
-    lease = item.lease
-    run = lease.run
-    context = object.__new__(Context)
-    # As its __init__ would, which sets each field of a frozen value by a call of its own.
-    context.__dict__.update(
-        run=run,
-        job=run.rpartition("/")[0],
-        attempt=lease.attempt,
-        max_attempts=item.max_attempts,
-        nominal_time=_convert.optional_time(item, "nominal_time"),
-        due_time=_convert.optional_time(item, "due_time"),
-        covers_from=_convert.optional_time(item, "covers_from_time"),
-        covers_to=_convert.optional_time(item, "covers_to_time"),
-        covers_count=item.covers_count,
-        fencing_token=lease.fencing_token,
-        idempotency_key=item.idempotency_key,
-        deadline=now + timedelta(seconds=min(timeout, TIMEOUT_MAX)),
-        queue=item.queue,
-        handler=item.handler,
-        worker_id=worker_id,
-        checkpoint=item.checkpoint,
-        upstream_run=item.upstream_run,
-        event=_convert.optional_event(item),
-        control=control,
-    )
-    return context
+_Source = tuple[Assignment, float, Setting]  # with when the attempt timeout ends
+
+
+def _time(name: str) -> Callable[[_Source], datetime | None]:
+    return lambda source: _convert.optional_time(source[0], name)
+
+
+def _deadline(source: _Source) -> datetime:
+    _, timeout_time, setting = source
+    left = min(timeout_time - setting.clock(), TIMEOUT_MAX)
+    return setting.now() + timedelta(seconds=left)
+
+
+# Not from the attempt: it has the context, and what is in a circle only the collector can free.
+_LATER: Mapping[str, Callable[[_Source], object]] = {
+    "nominal_time": _time("nominal_time"),
+    "due_time": _time("due_time"),
+    "covers_from": _time("covers_from_time"),
+    "covers_to": _time("covers_to_time"),
+    "deadline": _deadline,
+}
 
 
 def call_arguments(

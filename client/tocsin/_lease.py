@@ -127,7 +127,8 @@ class LeaseTable:
 
     def watch(self, lease: Lease) -> None:
         """Takes in that an attempt may have to stop earlier than was known."""
-        self._next_look = min(self._next_look, lease.stop_time)
+        stop_time = lease.stop_time
+        self._next_look = min(self._next_look, stop_time)
 
     def sent(self, seq: int, keys: Iterable[Key], now: float) -> None:
         """A heartbeat that names these leases is about to be sent."""

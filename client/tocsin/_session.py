@@ -752,9 +752,11 @@ class Session:
             if lease.key not in self.table:
                 continue  # it was lost while it waited
             if self.table.start(lease.key, self._clock()):
+                timeout = lease.timeout
                 attempt = self._running[lease.key] = self._start(item, lease)
                 self._unbegun.append((attempt, lease))
-                self.table.watch(lease)
+                if lease.timeout != timeout:  # the handler has one of its own
+                    self.table.watch(lease)
             else:
                 self._release(lease)
 

@@ -12,10 +12,11 @@ import contextlib
 import hashlib
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import TYPE_CHECKING, Any
 
 from tocsin.errors import ControlFlow, LeaseLost
 from tocsin.types import Event
@@ -74,6 +75,16 @@ class Context:
     upstream_run: str = ""
     event: Event | None = None
     control: Control = field(repr=False)
+
+    if not TYPE_CHECKING:  # for it, the fields above are all there is
+
+        def __getattr__(self, name: str) -> object:
+            """Works out what `later` has put off: most handlers never ask for it."""
+            makers = self.__dict__.get("_later", {})
+            if name not in makers:
+                raise AttributeError(f"a context has no {name!r}")
+            value = self.__dict__[name] = makers[name](self.__dict__["_source"])
+            return value
 
     @property
     def trace_id(self) -> str:
@@ -172,6 +183,20 @@ class Context:
             yield
         finally:
             _current.reset(token)
+
+
+def later(source: Any, makers: Mapping[str, Callable[[Any], object]], **known: object) -> Context:
+    """A context of which some fields are worked out from a source when they are first read.
+
+    Faster than to make one by its fields, each of which a frozen value sets by a call of its own.
+
+    Args:
+        makers: by field without a default, what gives its value.
+        known: all other fields.
+    """
+    context = object.__new__(Context)
+    context.__dict__.update(known, _source=source, _later=makers)
+    return context
 
 
 def enter(context: Context) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
+import dataclasses
+import gc
 import json
 import logging
 import os
@@ -11,6 +14,8 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +25,12 @@ from google.protobuf.duration_pb2 import Duration
 
 import tocsin
 from tocsin import Context, Worker, _session
+from tocsin._attempt import Attempt, Setting
+from tocsin._lease import Key, Lease
 from tocsin._retry import BACKOFF_MIN
 from tocsin._session import Session
 from tocsin.v1 import worker_pb2
+from tocsin.worker import GC_ALLOCATIONS, GC_DEFAULT
 
 RUN = "default/report/20261129T070000Z"
 
@@ -793,6 +801,79 @@ def test_a_worker_without_usable_endpoints_ends_with_one_line(
     assert caught.value.__suppress_context__
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: /nonexistent/cluster.yaml: cannot be read")
+
+
+@pytest.mark.parametrize("set_before", [None, (5_000, 20, 30)])
+def test_a_worker_that_has_the_process_collects_garbage_seldom_unless_told_otherwise(
+    set_before: tuple[int, int, int] | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    seen: list[tuple[int, int, int]] = []
+
+    async def run(worker: Worker) -> None:
+        seen.append(gc.get_threshold())
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Worker, "_run", run)
+    at_first = gc.get_threshold()
+    before = set_before or GC_DEFAULT
+    gc.set_threshold(*before)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            Worker(["127.0.0.1:1"]).run()
+        assert seen == [set_before or (GC_ALLOCATIONS, *GC_DEFAULT[1:])]
+        assert gc.get_threshold() == before
+    finally:
+        gc.set_threshold(*at_first)
+
+
+async def test_the_times_of_a_context_are_there_whenever_they_are_asked_for(kit: Any) -> None:
+    node = await kit.node()
+    worker = Worker([node.address], worker_id="w1")
+    kept: list[Context] = []
+
+    @worker.handler
+    async def work(ctx: Context) -> None:
+        kept.append(ctx)
+
+    kit.serve(worker)
+    stream = await node.accept()
+    stream.welcome()
+    item = kit.item(RUN, 41)
+    for at, field in enumerate(("nominal_time", "due_time", "covers_to_time"), start=1):
+        getattr(item, field).FromSeconds(at)
+    item.attempt_timeout.FromSeconds(100)
+    asked = datetime.now(UTC)
+    stream.assign(item)
+    await stream.report(RUN, 41)
+    (ctx,) = kept
+    times = [ctx.nominal_time, ctx.due_time, ctx.covers_to, ctx.covers_from]
+    assert times == [*(datetime.fromtimestamp(at, UTC) for at in (1, 2, 3)), None]
+    assert ctx.deadline >= asked + timedelta(seconds=100)
+    assert ctx.deadline is ctx.deadline
+    changed = dataclasses.replace(ctx, attempt=7)
+    assert (changed.attempt, changed.due_time, changed.deadline) == (7, times[1], ctx.deadline)
+    assert not hasattr(ctx, "due")
+    del kept[:], changed
+
+
+def test_a_context_is_freed_without_the_collector() -> None:
+    lease = Lease(Key(RUN, 41), 1, duration=30, timeout=100, received=0, deadline=30)
+    attempt = Attempt(
+        worker_pb2.Assignments.Item(),
+        lease,
+        None,
+        worker_id="w1",
+        setting=Setting(),
+        save=lambda _: concurrent.futures.Future(),
+    )
+    freed = weakref.ref(attempt), weakref.ref(attempt.context)
+    assert attempt.context.due_time is None
+    gc.disable()
+    try:
+        del attempt
+        assert [one() for one in freed] == [None, None]
+    finally:
+        gc.enable()
 
 
 async def test_a_worker_that_begins_late_takes_less_at_a_time(
