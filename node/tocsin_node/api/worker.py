@@ -30,7 +30,7 @@ from tocsin_node.api._drains import drained
 from tocsin_node.core.command import Complete, Release
 from tocsin_node.core.lease import RETRY_AFTER_MS_MAX
 from tocsin_node.core.machine import CHECKPOINT_BYTES_MAX
-from tocsin_node.core.model import AttemptOutcome, JobSpec, Run, idempotency_key
+from tocsin_node.core.model import AttemptOutcome, JobSpec, Lease, Run, idempotency_key
 from tocsin_node.core.result import Result
 from tocsin_node.leader.dispatcher import Assigned, Dispatcher, Session, WorkerInfo
 from tocsin_node.leader.leases import Leases
@@ -654,14 +654,22 @@ def _check_labels(faults: Faults, labels: Mapping[str, str]) -> None:
             faults.expected("hello.labels", f"{key}={value}", allowed)
 
 
-_Shape = tuple[str, str, str, int, int, int]
+_Shape = tuple[object, ...]
 _shapes: dict[_Shape, worker_pb2.Assignments.Item] = {}
 
 
-def _shape_of(spec: JobSpec, lease_ms: int) -> worker_pb2.Assignments.Item:
-    """What the assignments of many jobs have in common, to be copied as a whole."""
-    timeout_ms, most = spec.attempt_timeout_ms, spec.retry.max_attempts
-    key = (spec.handler, spec.queue, spec.content_type, lease_ms, timeout_ms, most)
+def _shape_of(spec: JobSpec, run: Run, lease: Lease) -> worker_pb2.Assignments.Item:
+    """What the assignments of many runs have in common, to be copied as a whole.
+
+    Runs that are due together differ in little but their names.
+    """
+    timeout_ms, most, lease_ms = spec.attempt_timeout_ms, spec.retry.max_attempts, lease.duration_ms
+    key = (
+        *(spec.handler, spec.queue, spec.content_type, lease_ms, timeout_ms, most),
+        *(run.nominal_time_ms, run.due_time_ms),
+        *(run.covers_from_ms, run.covers_to_ms, run.covers_count),
+        *(lease.attempt, lease.token),
+    )
     shape = _shapes.get(key)
     if shape is None:
         shape = worker_pb2.Assignments.Item(
@@ -669,9 +677,15 @@ def _shape_of(spec: JobSpec, lease_ms: int) -> worker_pb2.Assignments.Item:
             queue=spec.queue,
             content_type=spec.content_type,
             max_attempts=most,
+            covers_count=run.covers_count,
+            lease=worker_pb2.Lease(attempt=lease.attempt, fencing_token=lease.token),
         )
         shape.lease_duration.FromMilliseconds(lease_ms)
         shape.attempt_timeout.FromMilliseconds(timeout_ms)
+        _convert.put_time(shape.nominal_time, run.nominal_time_ms)
+        _convert.put_time(shape.due_time, run.due_time_ms)
+        _convert.put_time(shape.covers_from_time, run.covers_from_ms)
+        _convert.put_time(shape.covers_to_time, run.covers_to_ms)
         if len(_shapes) >= SHAPES_MAX:
             _shapes.clear()
         _shapes[key] = shape
@@ -683,18 +697,10 @@ def _fill_assignment(
 ) -> None:
     granted = run.lease
     assert granted is not None, f"{run.name} is assigned without a lease"
-    item.MergeFrom(_shape_of(spec, granted.duration_ms))
-    lease = item.lease
-    lease.run = run.name
-    lease.attempt = granted.attempt
-    lease.fencing_token = granted.token
+    item.MergeFrom(_shape_of(spec, run, granted))
+    item.lease.run = run.name
     item.payload = payload
     item.idempotency_key = idempotency_key(run)
-    _convert.put_time(item.nominal_time, run.nominal_time_ms)
-    _convert.put_time(item.due_time, run.due_time_ms)
-    _convert.put_time(item.covers_from_time, run.covers_from_ms)
-    _convert.put_time(item.covers_to_time, run.covers_to_ms)
-    item.covers_count = run.covers_count
     if run.checkpoint:
         item.checkpoint = run.checkpoint
     if run.upstream:

@@ -15,6 +15,7 @@ from itertools import islice
 
 from tocsin_node.core import lease as rules
 from tocsin_node.core.command import Lapse
+from tocsin_node.core.model import RunState
 from tocsin_node.core.result import Reason, Rejected
 from tocsin_node.leader.wake import RETRY_MS, SLEEP_MS_MAX, Tasks, Wake, repeat
 from tocsin_node.raft.errors import RaftError
@@ -67,8 +68,11 @@ class Deadlines:
 
     def _on_changes(self, changes: Changes) -> None:
         if self._loop is not None:
+            runs = self._replica.state.runs
             for name in changes.runs:
-                self._watch(name)
+                run = runs.get(name)
+                if run is not None and run.state is RunState.PENDING and not run.last_token:
+                    self._watch(name)
 
     def _watch(self, name: str) -> None:
         state = self._replica.state

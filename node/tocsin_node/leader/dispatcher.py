@@ -115,8 +115,9 @@ class Session:
         return self.credit - self.unseen_items - self.granting
 
     def has_room(self) -> bool:
-        backlog_bytes = self.outlet.backlog_bytes() + self.granting_bytes
-        return self.free() > 0 and backlog_bytes < BACKLOG_BYTES_MAX
+        if self.free() <= 0:
+            return False
+        return self.outlet.backlog_bytes() + self.granting_bytes < BACKLOG_BYTES_MAX
 
     def offers(self, key: Key) -> bool:
         return key[0] in self.queues and key[1] in self.handlers
@@ -143,6 +144,9 @@ class _Place(enum.Enum):
     LATER = enum.auto()
     BLOCKED = enum.auto()
     GRANTING = enum.auto()
+
+
+_WAITING = frozenset({RunState.PENDING, RunState.RETRY_WAIT})
 
 
 class _Pick(NamedTuple):
@@ -428,13 +432,12 @@ class Dispatcher:
     def _look_at(self, name: str, now_ms: int) -> None:
         """Puts a run where it belongs now, and those that it may have kept waiting."""
         run = self._replica.state.runs.get(name)
-        freed = self._held_scopes.get(name, ())
+        freed = self._held_scopes.get(name, ()) if self._held_scopes else ()
         self._note_holder(name, run)
-        if run is None or run.state not in (RunState.PENDING, RunState.RETRY_WAIT):
-            if self._places.get(name) is not _Place.GRANTING:
-                self._leave(name)
-        else:
+        if run is not None and run.state in _WAITING:
             self._put(run, now_ms)
+        elif self._places.get(name) is not _Place.GRANTING:
+            self._leave(name)
         if not self._blocked:
             return
         self._look_again((ScopeKind.JOB, _job_of(name)))
@@ -491,7 +494,10 @@ class Dispatcher:
             return ScopeKind.JOB, job
         if holding and any(name != run.name for name in holding):
             return ScopeKind.JOB, job
-        for scope in state.scopes_of(run)[2:]:
+        scopes = state.scopes_of(run)
+        if len(scopes) == JOB_SCOPES and not state.jobs[job].template.max_concurrent_runs:
+            return None  # as most are: it has no key, and its job no limit
+        for scope in scopes[2:]:
             most = limits.most_held(state, run, scope)
             if most and state.held_in(scope) + self._granting.get(scope, 0) >= most:
                 return scope
@@ -779,8 +785,10 @@ class Dispatcher:
             if not held:
                 del self._holders[holder]
         if lease is None:
-            self.progress.pop(name, None)
-            self._cancelled.pop(name, None)
+            if self.progress:
+                self.progress.pop(name, None)
+            if self._cancelled:
+                self._cancelled.pop(name, None)
             return
         assert run is not None, f"{name} is held, and there is no such run"
         scopes = self._replica.state.scopes_of(run)

@@ -414,7 +414,7 @@ class Leases:
         cluster_ms: int | None = None
         for name in changes.runs:
             run = runs.get(name)
-            live = self._find(name)
+            live = self._find(name) if self._inherited else self._live.get(name)
             if run is None or run.lease is None:
                 if live is not None:
                     del self._live[name]
