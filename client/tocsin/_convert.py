@@ -26,6 +26,7 @@ from tocsin.types import (
     AttemptOutcome,
     AuditFault,
     AuditFaultKind,
+    Backfill,
     ClusterStatus,
     Event,
     EventKind,
@@ -692,3 +693,19 @@ def _from_enum(wrapper: Any, number: int, kind: type[_E]) -> _E:
 
 def _prefix(wrapper: Any) -> str:
     return str(wrapper.Name(0)).removesuffix("UNSPECIFIED")
+
+
+def from_backfill(message: job_pb2.Backfill) -> Backfill:
+    return Backfill(
+        id=message.id,
+        job=message.job,
+        from_time=optional_time(message, "from_time"),
+        to_time=optional_time(message, "to_time"),
+        max_concurrent_runs=message.max_concurrent_runs,
+        total_count=message.total_count,
+        done_count=message.done_count,
+        unfinished_count=message.unfinished_count,
+        begin_time=optional_time(message, "begin_time"),
+        end_time=optional_time(message, "end_time"),
+        cancelled=message.cancelled,
+    )

@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
 from tocsin import _backup, _convert, _waiting
+from tocsin._backfill_calls import AsyncBackfillCalls, BackfillCalls
 from tocsin._calendars import AsyncCalendars, Calendars
 from tocsin._channel import Pool, resolve
 from tocsin._handlers import JobFields, job_of
@@ -66,7 +67,9 @@ _T = TypeVar("_T")
 Endpoints = str | Path | Sequence[str] | None
 
 
-class AsyncClient(AsyncCalendars, AsyncQueueCalls, AsyncTzdataCalls, AsyncWideCalls):
+class AsyncClient(
+    AsyncBackfillCalls, AsyncCalendars, AsyncQueueCalls, AsyncTzdataCalls, AsyncWideCalls
+):
     """A client for code that runs in an event loop; `async with` closes its connections.
 
     Args:
@@ -657,7 +660,7 @@ class AsyncClient(AsyncCalendars, AsyncQueueCalls, AsyncTzdataCalls, AsyncWideCa
         return _convert.from_timestamp(response.cluster_time)
 
 
-class Client(Calendars, QueueCalls, TzdataCalls, WideCalls):
+class Client(BackfillCalls, Calendars, QueueCalls, TzdataCalls, WideCalls):
     """The same for code without an event loop; usable from any thread; `with` closes it.
 
     Arguments, methods and errors are those of AsyncClient. The work happens on one background

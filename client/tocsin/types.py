@@ -116,6 +116,7 @@ class RunCause(enum.StrEnum):
     TRIGGER = "TRIGGER"
     MISFIRE = "MISFIRE"
     AFTER = "AFTER"
+    BACKFILL = "BACKFILL"
     EVENT = "EVENT"
 
 
@@ -480,6 +481,33 @@ class Trigger:
 
     job: str
     payload: bytes | None = None
+
+
+@dataclass(frozen=True)
+class Backfill:
+    """Occurrences of a job that are run after all.
+
+    Attributes:
+        id: log index of the entry that began it; 0: it was only counted, or there was none to run.
+        from_time, to_time: nominal times, both inclusive.
+        max_concurrent_runs: of it that are not over, at a time.
+        total_count, done_count: occurrences, and those whose runs have been made.
+        unfinished_count: runs of backfills of the job that are not over.
+        end_time: None while runs are still to be made.
+        cancelled: it was ended before its end.
+    """
+
+    id: int
+    job: str
+    from_time: datetime | None
+    to_time: datetime | None
+    max_concurrent_runs: int
+    total_count: int
+    done_count: int
+    unfinished_count: int
+    begin_time: datetime | None = None
+    end_time: datetime | None = None
+    cancelled: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -198,7 +198,7 @@ class _Times:
 
     def __init__(self, book: Book, after_ms: int, until_ms: int, most: int | None) -> None:
         self._walk = chain.from_iterable(
-            ((time_ms, span.version) for time_ms in _times_of(book, span, after_ms, until_ms))
+            ((time_ms, span.version) for time_ms in times_of(book, span, after_ms, until_ms))
             for span in book.spans
             if span.until_ms > after_ms
         )
@@ -229,7 +229,7 @@ class _Times:
         return self._left <= 0 and self.next_ms is not None
 
 
-def _times_of(book: Book, span: Span, after_ms: int, until_ms: int) -> Iterator[int]:
+def times_of(book: Book, span: Span, after_ms: int, until_ms: int) -> Iterator[int]:
     """The nominal times of one version in its span."""
     spec, until_ms = book.specs[span.version], min(span.until_ms, until_ms)
     if span.version == book.job.uid:

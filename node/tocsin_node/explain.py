@@ -14,6 +14,7 @@ from datetime import UTC, datetime, timedelta
 
 from tocsin_node import planner
 from tocsin_node.audit import Book, open_book, span_of
+from tocsin_node.core.backfill import REASON
 from tocsin_node.core.calendars import EXCLUDED
 from tocsin_node.core.model import (
     FINAL_STATES,
@@ -311,6 +312,8 @@ def _decision_step(found: Range, time_ms: int, run: Run | None) -> Step:
         words = f"it was covered by run {found.run}"
     elif found.outcome is Outcome.SKIPPED:
         words = _SKIP_WORDS.get(found.reason, f"skipped: {found.reason}")
+    elif own and found.reason == REASON:
+        words = "it was missed or skipped at first, and a backfill had it run after all"
     else:
         words = _OUTCOME_WORDS[found.outcome]
     if own and run is not None:

@@ -24,7 +24,7 @@ from prometheus_client import (
     start_http_server,
 )
 
-from tocsin_node.core.model import AttemptOutcome, Run, RunState
+from tocsin_node.core.model import AttemptOutcome, Cause, Run, RunState
 from tocsin_node.replica import Changes, Replica
 
 PATH = "/metrics"
@@ -185,7 +185,7 @@ class Metrics:
             return  # changed again since, in an entry that is told of next
         spec = self._replica.state.template_of(run)
         queue = self._label(spec.queue)
-        if run.create_index == index and run.nominal_time_ms is not None:
+        if run.create_index == index and run.cause in (Cause.SCHEDULE, Cause.MISFIRE):
             self._fire_delay.labels(queue).observe(_seconds(run.due_time_ms, run.create_time_ms))
         if run.lease is not None and run.lease.token == index:
             ready_ms = max(run.ready_time_ms, run.due_time_ms)

@@ -47,6 +47,7 @@ from tocsin_node.config import Config
 from tocsin_node.core.command import SCHEMA, BeginIncarnation, BeginTerm
 from tocsin_node.core.model import Limits
 from tocsin_node.fitness import Standing
+from tocsin_node.leader.backfills import Backfills
 from tocsin_node.leader.clock_keeper import ClockKeeper
 from tocsin_node.leader.deadlines import Deadlines
 from tocsin_node.leader.dispatcher import Dispatcher
@@ -165,6 +166,7 @@ class Server:
                 Watchdog(self.replica),
                 Wide(self.replica, may_plan_zones=lambda: self.standing.may_plan_zones),
                 Undertaker(self.replica),
+                Backfills(self.replica),
                 Upgrade(self.replica),
                 self.zones,
             ),

@@ -15,7 +15,7 @@ from typing import Any, get_args
 import pytest
 from msgspec.structs import replace
 
-from tests.core.conftest import NAME, Machine
+from tests.core.conftest import NAME, T0, Machine
 from tests.core.test_machine import FIRST, SECOND
 from tocsin_node import planner
 from tocsin_node.core import command as c
@@ -113,6 +113,10 @@ ReplanJob, of a change that is over | `STALE_PLAN`   | `STALE_PLAN`          | `
 AdvanceWide                        | =               | =                     | =                     | =                     | =                     | =             | =             | =
 EndWide                            | =               | =                     | =                     | =                     | =                     | =             | =             | =
 EndWide, of a change that is over  | `STALE_PLAN`    | `STALE_PLAN`          | `STALE_PLAN`          | `STALE_PLAN`          | `STALE_PLAN`          | `STALE_PLAN`  | `STALE_PLAN`  | `STALE_PLAN`
+BeginBackfill                      | = | = | = | = | = | = | = | =
+BackfillRuns                       | = | = | = | = | = | = | = | =
+EndBackfill                        | = | = | = | = | = | = | = | =
+EndBackfill, cancelled             | = | = | = | = | = | = | = | =
 UseSchema                          | =               | =                     | =                     | =                     | =                     | =             | =             | =
 BeginIncarnation                   | =               | =                     | =                     | =                     | =                     | =             | =             | =
 BeginIncarnation, of a restore     | =               | =                     | RETRY_WAIT            | CANCELLED             | =                     | =             | =             | =
@@ -341,6 +345,13 @@ def used_calendar(m: Machine) -> c.Command:
     return c.DeleteCalendar(m.request(), "default/days", 0)
 
 
+def backfill(m: Machine) -> int:
+    """Begins to run the first occurrence again; the id of the wide change."""
+    uid = m.state.jobs[NAME].uid
+    m.done(c.BeginBackfill(m.request(), NAME, uid, T0, T0, 10, 1, "again"))
+    return m.state.index
+
+
 def wide_change(m: Machine) -> int:
     """Changes a calendar that the job names; the id of the wide change."""
     used_calendar(m)
@@ -473,6 +484,12 @@ MAKE: dict[str, Callable[[Machine], c.Command]] = {
     "AdvanceWide": lambda m: c.AdvanceWide(wide_change(m), NAME),
     "EndWide": lambda m: c.EndWide(wide_change(m)),
     "EndWide, of a change that is over": lambda m: c.EndWide(99),
+    "BeginBackfill": lambda m: c.BeginBackfill(
+        m.request(), NAME, m.state.jobs[NAME].uid, T0, T0, 1, 1, "again"
+    ),
+    "BackfillRuns": lambda m: c.BackfillRuns(backfill(m), m.state.jobs[NAME].uid, (T0,)),
+    "EndBackfill": lambda m: c.EndBackfill(c.RequestKey("", b""), backfill(m), False),
+    "EndBackfill, cancelled": lambda m: c.EndBackfill(m.request(), backfill(m), True),
     "UseSchema": lambda m: c.UseSchema(1),
     "BeginIncarnation": lambda m: c.BeginIncarnation("", "i1", False),
     "BeginIncarnation, of a restore": lambda m: c.BeginIncarnation("", "i1", True),

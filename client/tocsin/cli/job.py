@@ -15,6 +15,7 @@ import click
 from tocsin.calendar import OnExcluded
 from tocsin.cli import _complete, _output
 from tocsin.cli._duration import DURATION, INSTANT, in_zone, shown_duration, shown_instant
+from tocsin.cli._job_backfill import backfill
 from tocsin.cli._job_files import apply, diff, export
 from tocsin.cli._job_history import audit, explain
 from tocsin.cli._json import as_json
@@ -74,6 +75,7 @@ job.add_command(apply)
 job.add_command(diff)
 job.add_command(export)
 job.add_command(audit)
+job.add_command(backfill)
 job.add_command(explain)
 
 

@@ -1877,3 +1877,242 @@ class TriggerJobsResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___TriggerJobsResponse: _TypeAlias = TriggerJobsResponse  # noqa: Y015
+
+@_typing.final
+class BackfillJobRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    FROM_TIME_FIELD_NUMBER: _builtins.int
+    TO_TIME_FIELD_NUMBER: _builtins.int
+    MAX_CONCURRENT_RUNS_FIELD_NUMBER: _builtins.int
+    AGAIN_FIELD_NUMBER: _builtins.int
+    VALIDATE_ONLY_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Full name, or without its namespace that of `default`. Required."""
+    max_concurrent_runs: _builtins.int
+    """1..100 runs of it that are not over, at a time; default 10. Runs of a job whose overlap policy is
+    not `allow` come one after the other all the same.
+    """
+    again: _builtins.bool
+    """Run every nominal time of the present definition that no calendar excludes, whatever became of
+    it, also before the job's creation. Runs are then named `<time>~<request_id>`. Default: only
+    what was missed, or skipped but by a calendar; runs are named as they would have been.
+    """
+    validate_only: _builtins.bool
+    """Count and change nothing. Default: no."""
+    request_id: _builtins.str
+    """1..64 of `[A-Za-z0-9_-]`. Required."""
+    @_builtins.property
+    def from_time(self) -> _timestamp_pb2.Timestamp:
+        """Nominal times from here on, inclusive. Required. Without `again`, what is before the ledger's
+        floor is left out.
+        """
+
+    @_builtins.property
+    def to_time(self) -> _timestamp_pb2.Timestamp:
+        """Up to here, inclusive; default, and at most: the mark."""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        from_time: _timestamp_pb2.Timestamp | None = ...,
+        to_time: _timestamp_pb2.Timestamp | None = ...,
+        max_concurrent_runs: _builtins.int = ...,
+        again: _builtins.bool = ...,
+        validate_only: _builtins.bool = ...,
+        request_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["from_time", b"from_time", "to_time", b"to_time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["again", b"again", "from_time", b"from_time", "max_concurrent_runs", b"max_concurrent_runs", "name", b"name", "request_id", b"request_id", "to_time", b"to_time", "validate_only", b"validate_only"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BackfillJobRequest: _TypeAlias = BackfillJobRequest  # noqa: Y015
+
+@_typing.final
+class BackfillJobResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BACKFILL_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def backfill(self) -> Global___Backfill:
+        """Only its times and counts when nothing was changed."""
+
+    def __init__(
+        self,
+        *,
+        backfill: Global___Backfill | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["backfill", b"backfill"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backfill", b"backfill"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BackfillJobResponse: _TypeAlias = BackfillJobResponse  # noqa: Y015
+
+@_typing.final
+class Backfill(_message.Message):
+    """A backfill of one job."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    JOB_FIELD_NUMBER: _builtins.int
+    FROM_TIME_FIELD_NUMBER: _builtins.int
+    TO_TIME_FIELD_NUMBER: _builtins.int
+    MAX_CONCURRENT_RUNS_FIELD_NUMBER: _builtins.int
+    TOTAL_COUNT_FIELD_NUMBER: _builtins.int
+    DONE_COUNT_FIELD_NUMBER: _builtins.int
+    UNFINISHED_COUNT_FIELD_NUMBER: _builtins.int
+    BEGIN_TIME_FIELD_NUMBER: _builtins.int
+    END_TIME_FIELD_NUMBER: _builtins.int
+    CANCELLED_FIELD_NUMBER: _builtins.int
+    id: _builtins.int
+    """Log index of the entry that began it; 0: it was only counted. Out."""
+    job: _builtins.str
+    """Full name of the job. Out."""
+    max_concurrent_runs: _builtins.int
+    """Runs of it that are not over, at a time. Out."""
+    total_count: _builtins.int
+    """Occurrences that it was about when it began. Out."""
+    done_count: _builtins.int
+    """Those whose runs have been made. Out."""
+    unfinished_count: _builtins.int
+    """Runs of backfills of the job that are not over. Out."""
+    cancelled: _builtins.bool
+    """It was ended before its end. Out."""
+    @_builtins.property
+    def from_time(self) -> _timestamp_pb2.Timestamp:
+        """Nominal times from here on, inclusive. Out."""
+
+    @_builtins.property
+    def to_time(self) -> _timestamp_pb2.Timestamp:
+        """Up to here, inclusive. Out."""
+
+    @_builtins.property
+    def begin_time(self) -> _timestamp_pb2.Timestamp:
+        """Cluster time. Out."""
+
+    @_builtins.property
+    def end_time(self) -> _timestamp_pb2.Timestamp:
+        """Unset while runs are still to be made. Out."""
+
+    def __init__(
+        self,
+        *,
+        id: _builtins.int = ...,
+        job: _builtins.str = ...,
+        from_time: _timestamp_pb2.Timestamp | None = ...,
+        to_time: _timestamp_pb2.Timestamp | None = ...,
+        max_concurrent_runs: _builtins.int = ...,
+        total_count: _builtins.int = ...,
+        done_count: _builtins.int = ...,
+        unfinished_count: _builtins.int = ...,
+        begin_time: _timestamp_pb2.Timestamp | None = ...,
+        end_time: _timestamp_pb2.Timestamp | None = ...,
+        cancelled: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["begin_time", b"begin_time", "end_time", b"end_time", "from_time", b"from_time", "to_time", b"to_time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begin_time", b"begin_time", "cancelled", b"cancelled", "done_count", b"done_count", "end_time", b"end_time", "from_time", b"from_time", "id", b"id", "job", b"job", "max_concurrent_runs", b"max_concurrent_runs", "to_time", b"to_time", "total_count", b"total_count", "unfinished_count", b"unfinished_count"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Backfill: _TypeAlias = Backfill  # noqa: Y015
+
+@_typing.final
+class GetBackfillRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    STALE_OK_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Full name, or without its namespace that of `default`. Required."""
+    stale_ok: _builtins.bool
+    """Answer from the asked node's own state, which may lag. Default: no."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        stale_ok: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "stale_ok", b"stale_ok"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetBackfillRequest: _TypeAlias = GetBackfillRequest  # noqa: Y015
+
+@_typing.final
+class GetBackfillResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BACKFILL_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def backfill(self) -> Global___Backfill:
+        """Unset: there was none lately."""
+
+    def __init__(
+        self,
+        *,
+        backfill: Global___Backfill | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["backfill", b"backfill"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backfill", b"backfill"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetBackfillResponse: _TypeAlias = GetBackfillResponse  # noqa: Y015
+
+@_typing.final
+class CancelBackfillRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Full name, or without its namespace that of `default`. Required."""
+    request_id: _builtins.str
+    """1..64 of `[A-Za-z0-9_-]`. Required."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        request_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "request_id", b"request_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CancelBackfillRequest: _TypeAlias = CancelBackfillRequest  # noqa: Y015
+
+@_typing.final
+class CancelBackfillResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BACKFILL_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def backfill(self) -> Global___Backfill:
+        """As it is now; unset: there was none lately."""
+
+    def __init__(
+        self,
+        *,
+        backfill: Global___Backfill | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["backfill", b"backfill"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backfill", b"backfill"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CancelBackfillResponse: _TypeAlias = CancelBackfillResponse  # noqa: Y015

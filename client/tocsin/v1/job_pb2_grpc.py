@@ -105,6 +105,21 @@ class JobServiceStub(object):
                 request_serializer=tocsin_dot_v1_dot_job__pb2.ApplyJobsRequest.SerializeToString,
                 response_deserializer=tocsin_dot_v1_dot_job__pb2.ApplyJobsResponse.FromString,
                 _registered_method=True)
+        self.BackfillJob = channel.unary_unary(
+                '/tocsin.v1.JobService/BackfillJob',
+                request_serializer=tocsin_dot_v1_dot_job__pb2.BackfillJobRequest.SerializeToString,
+                response_deserializer=tocsin_dot_v1_dot_job__pb2.BackfillJobResponse.FromString,
+                _registered_method=True)
+        self.GetBackfill = channel.unary_unary(
+                '/tocsin.v1.JobService/GetBackfill',
+                request_serializer=tocsin_dot_v1_dot_job__pb2.GetBackfillRequest.SerializeToString,
+                response_deserializer=tocsin_dot_v1_dot_job__pb2.GetBackfillResponse.FromString,
+                _registered_method=True)
+        self.CancelBackfill = channel.unary_unary(
+                '/tocsin.v1.JobService/CancelBackfill',
+                request_serializer=tocsin_dot_v1_dot_job__pb2.CancelBackfillRequest.SerializeToString,
+                response_deserializer=tocsin_dot_v1_dot_job__pb2.CancelBackfillResponse.FromString,
+                _registered_method=True)
 
 
 class JobServiceServicer(object):
@@ -210,6 +225,27 @@ class JobServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def BackfillJob(self, request, context):
+        """Has occurrences run that never did: those that were missed or skipped.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetBackfill(self, request, context):
+        """How far the newest backfill of a job has come.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CancelBackfill(self, request, context):
+        """Ends the backfill that goes on, and cancels its runs that wait; what runs goes on.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_JobServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -282,6 +318,21 @@ def add_JobServiceServicer_to_server(servicer, server):
                     servicer.ApplyJobs,
                     request_deserializer=tocsin_dot_v1_dot_job__pb2.ApplyJobsRequest.FromString,
                     response_serializer=tocsin_dot_v1_dot_job__pb2.ApplyJobsResponse.SerializeToString,
+            ),
+            'BackfillJob': grpc.unary_unary_rpc_method_handler(
+                    servicer.BackfillJob,
+                    request_deserializer=tocsin_dot_v1_dot_job__pb2.BackfillJobRequest.FromString,
+                    response_serializer=tocsin_dot_v1_dot_job__pb2.BackfillJobResponse.SerializeToString,
+            ),
+            'GetBackfill': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetBackfill,
+                    request_deserializer=tocsin_dot_v1_dot_job__pb2.GetBackfillRequest.FromString,
+                    response_serializer=tocsin_dot_v1_dot_job__pb2.GetBackfillResponse.SerializeToString,
+            ),
+            'CancelBackfill': grpc.unary_unary_rpc_method_handler(
+                    servicer.CancelBackfill,
+                    request_deserializer=tocsin_dot_v1_dot_job__pb2.CancelBackfillRequest.FromString,
+                    response_serializer=tocsin_dot_v1_dot_job__pb2.CancelBackfillResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -663,6 +714,87 @@ class JobService(object):
             '/tocsin.v1.JobService/ApplyJobs',
             tocsin_dot_v1_dot_job__pb2.ApplyJobsRequest.SerializeToString,
             tocsin_dot_v1_dot_job__pb2.ApplyJobsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def BackfillJob(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tocsin.v1.JobService/BackfillJob',
+            tocsin_dot_v1_dot_job__pb2.BackfillJobRequest.SerializeToString,
+            tocsin_dot_v1_dot_job__pb2.BackfillJobResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetBackfill(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tocsin.v1.JobService/GetBackfill',
+            tocsin_dot_v1_dot_job__pb2.GetBackfillRequest.SerializeToString,
+            tocsin_dot_v1_dot_job__pb2.GetBackfillResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CancelBackfill(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tocsin.v1.JobService/CancelBackfill',
+            tocsin_dot_v1_dot_job__pb2.CancelBackfillRequest.SerializeToString,
+            tocsin_dot_v1_dot_job__pb2.CancelBackfillResponse.FromString,
             options,
             channel_credentials,
             insecure,

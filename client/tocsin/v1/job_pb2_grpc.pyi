@@ -63,6 +63,12 @@ class JobServiceStub:
     """UpdateJob with `allow_missing` for many jobs at once, each for itself: one that is refused keeps
     no other from being stored. The fast way to bring in many.
     """
+    BackfillJob: _grpc.UnaryUnaryMultiCallable[_job_pb2.BackfillJobRequest, _job_pb2.BackfillJobResponse]
+    """Has occurrences run that never did: those that were missed or skipped."""
+    GetBackfill: _grpc.UnaryUnaryMultiCallable[_job_pb2.GetBackfillRequest, _job_pb2.GetBackfillResponse]
+    """How far the newest backfill of a job has come."""
+    CancelBackfill: _grpc.UnaryUnaryMultiCallable[_job_pb2.CancelBackfillRequest, _job_pb2.CancelBackfillResponse]
+    """Ends the backfill that goes on, and cancels its runs that wait; what runs goes on."""
 
 @_typing.type_check_only
 class JobServiceAsyncStub(JobServiceStub):
@@ -99,6 +105,12 @@ class JobServiceAsyncStub(JobServiceStub):
     """UpdateJob with `allow_missing` for many jobs at once, each for itself: one that is refused keeps
     no other from being stored. The fast way to bring in many.
     """
+    BackfillJob: _aio.UnaryUnaryMultiCallable[_job_pb2.BackfillJobRequest, _job_pb2.BackfillJobResponse]  # type: ignore[assignment]
+    """Has occurrences run that never did: those that were missed or skipped."""
+    GetBackfill: _aio.UnaryUnaryMultiCallable[_job_pb2.GetBackfillRequest, _job_pb2.GetBackfillResponse]  # type: ignore[assignment]
+    """How far the newest backfill of a job has come."""
+    CancelBackfill: _aio.UnaryUnaryMultiCallable[_job_pb2.CancelBackfillRequest, _job_pb2.CancelBackfillResponse]  # type: ignore[assignment]
+    """Ends the backfill that goes on, and cancels its runs that wait; what runs goes on."""
 
 class JobServiceServicer(metaclass=_abc_1.ABCMeta):
     """Creates, changes and reads jobs. Any node answers; a node that does not lead forwards once."""
@@ -216,5 +228,29 @@ class JobServiceServicer(metaclass=_abc_1.ABCMeta):
         """UpdateJob with `allow_missing` for many jobs at once, each for itself: one that is refused keeps
         no other from being stored. The fast way to bring in many.
         """
+
+    @_abc_1.abstractmethod
+    def BackfillJob(
+        self,
+        request: _job_pb2.BackfillJobRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_job_pb2.BackfillJobResponse, _abc.Awaitable[_job_pb2.BackfillJobResponse]]:
+        """Has occurrences run that never did: those that were missed or skipped."""
+
+    @_abc_1.abstractmethod
+    def GetBackfill(
+        self,
+        request: _job_pb2.GetBackfillRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_job_pb2.GetBackfillResponse, _abc.Awaitable[_job_pb2.GetBackfillResponse]]:
+        """How far the newest backfill of a job has come."""
+
+    @_abc_1.abstractmethod
+    def CancelBackfill(
+        self,
+        request: _job_pb2.CancelBackfillRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_job_pb2.CancelBackfillResponse, _abc.Awaitable[_job_pb2.CancelBackfillResponse]]:
+        """Ends the backfill that goes on, and cancels its runs that wait; what runs goes on."""
 
 def add_JobServiceServicer_to_server(servicer: JobServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -73,6 +73,8 @@ class _RunCauseEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RunCause.Val
     """Its occurrence was noticed later than the job's misfire grace."""
     RUN_CAUSE_AFTER: _RunCause.ValueType  # 10
     """A run of another job has ended, see `Job.after`."""
+    RUN_CAUSE_BACKFILL: _RunCause.ValueType  # 11
+    """Somebody had its occurrence run after all, see `JobService.BackfillJob`."""
     RUN_CAUSE_EVENT: _RunCause.ValueType  # 20
     """Something happened to a job that its job watches, see `Job.notify`."""
 
@@ -87,6 +89,8 @@ RUN_CAUSE_MISFIRE: RunCause.ValueType  # 3
 """Its occurrence was noticed later than the job's misfire grace."""
 RUN_CAUSE_AFTER: RunCause.ValueType  # 10
 """A run of another job has ended, see `Job.after`."""
+RUN_CAUSE_BACKFILL: RunCause.ValueType  # 11
+"""Somebody had its occurrence run after all, see `JobService.BackfillJob`."""
 RUN_CAUSE_EVENT: RunCause.ValueType  # 20
 """Something happened to a job that its job watches, see `Job.notify`."""
 Global___RunCause: _TypeAlias = RunCause  # noqa: Y015

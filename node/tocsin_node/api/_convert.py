@@ -88,6 +88,7 @@ CAUSE = {
     Cause.TRIGGER: run_pb2.RUN_CAUSE_TRIGGER,
     Cause.MISFIRE: run_pb2.RUN_CAUSE_MISFIRE,
     Cause.AFTER: run_pb2.RUN_CAUSE_AFTER,
+    Cause.BACKFILL: run_pb2.RUN_CAUSE_BACKFILL,
     Cause.EVENT: run_pb2.RUN_CAUSE_EVENT,
 }
 EVENT = {

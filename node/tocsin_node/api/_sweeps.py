@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from tocsin_node.admission import Parent, Refusal
+from tocsin_node.api import status
 from tocsin_node.api._filters import RunFilter
 from tocsin_node.api._pages import LOOK_EVERY, Slices
 from tocsin_node.core import machine
@@ -95,6 +96,8 @@ class Sweeps:
             part, at = tuple(names[at : at + SLICE_RUNS]), at + SLICE_RUNS
             is_last = at >= len(names)
             command = SweepRuns(key, wide.retry, part, wide.reason, last=is_last)
+            if (refused := machine.refusal(self._replica.state, command)) is not None:
+                raise status.of_rejected(refused)
             swept = (await self._replica.execute(command)).value
             assert isinstance(swept, Sweep), f"a sweep gave {swept!r}"
             if swept.done or is_last:

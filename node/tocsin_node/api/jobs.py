@@ -20,7 +20,8 @@ from tocsin.v1 import job_pb2, job_pb2_grpc, run_pb2
 from tocsin_node import admission, planner
 from tocsin_node.admission import Faults, Refusal, refuse_field
 from tocsin_node.api import _apply, _convert, status
-from tocsin_node.api._deciding import REPLANS_MAX, Deciding, Known
+from tocsin_node.api._backfills import Backfills
+from tocsin_node.api._deciding import REPLANS_MAX, Known
 from tocsin_node.api._exclusions import excluded, what_is_left
 from tocsin_node.api._filters import job_filter
 from tocsin_node.api._forward import request_time_ms, timeout_s
@@ -54,7 +55,7 @@ RANGES_MAX = 10_000
 TRIGGERS_MAX = 1_000  # of one call
 
 
-class JobService(Deciding, job_pb2_grpc.JobServiceServicer):
+class JobService(Backfills, job_pb2_grpc.JobServiceServicer):
     """Serves from the replica of this node; which calls reach it, the edge decides."""
 
     def __init__(

@@ -210,7 +210,12 @@ class RunService(run_pb2_grpc.RunServiceServicer):
         for at in range(0, len(names), SLICE_RUNS):
             part = names[at : at + SLICE_RUNS]
             own = key if at == 0 else replace(key, id=f"{key.id}.{at}")
-            applied = await self._replica.execute(command(own, part), timeout=timeout_s(context))
+            change = command(own, part)
+            if machine.refusal(self._replica.state, change) is not None:
+                await self._fresh(False, context)
+                if (refused := machine.refusal(self._replica.state, change)) is not None:
+                    raise status.of_rejected(refused)
+            applied = await self._replica.execute(change, timeout=timeout_s(context))
             refusals: Any = applied.value
             results += [_item(name, why) for name, why in zip(part, refusals, strict=True)]
         return _counted(results)

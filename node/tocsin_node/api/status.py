@@ -38,6 +38,7 @@ DETAILS_KEY = "grpc-status-details-bin"
 # How long a client should wait before it tries again, where that can help.
 ELECTION_RETRY_MS = 200
 OVERLOAD_RETRY_MS = 1_000
+MESSAGE_MAX = 2_000  # characters
 
 Details = Callable[[Refusal], list[Message]]
 
@@ -231,10 +232,17 @@ def to_status(refusal: Refusal) -> status_pb2.Status:
     answer = ANSWERS[refusal.reason]
     info = error_details_pb2.ErrorInfo(reason=refusal.reason, domain=DOMAIN)
     info.metadata.update(refusal.detail)
-    status = status_pb2.Status(code=answer.code.value[0], message=refusal.message)
+    status = status_pb2.Status(code=answer.code.value[0], message=_one_line(refusal.message))
     for detail in (info, *answer.details(refusal)):
         status.details.add().Pack(detail)
     return status
+
+
+def _one_line(message: str) -> str:
+    """A message as it may be shown: what callers send may stand in it."""
+    if not message.isprintable():
+        message = "".join(each if each.isprintable() else ascii(each)[1:-1] for each in message)
+    return message if len(message) <= MESSAGE_MAX else message[: MESSAGE_MAX - 3] + "..."
 
 
 async def abort(

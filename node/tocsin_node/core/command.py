@@ -462,6 +462,48 @@ class ReplanZones(Command, frozen=True, tag=37):
     plan: Plan
 
 
+class BeginBackfill(Command, frozen=True, tag=49):
+    """Has occurrences of a job run that never did, a bounded number at a time.
+
+    `again` is the request id where they are to run whatever the ledger says of them, under names of
+    their own.
+    """
+
+    request: RequestKey
+    name: str
+    uid: int
+    from_ms: int
+    to_ms: int
+    at_once: int  # runs of it that are not over
+    total: int
+    again: str = ""
+
+
+class BackfillRuns(Command, frozen=True, tag=50):
+    """Makes the runs of neighbouring occurrences, all of one range of the ledger, and divides it.
+
+    What is left of the range on both sides ends at nominal times, so the leader says which.
+    """
+
+    change: int
+    uid: int
+    times: tuple[int, ...]
+    range_from_ms: int = 0
+    range_to_ms: int = 0
+    left_to_ms: int = 0
+    left_count: int = 0  # 0: the range begins with the first of `times`
+    right_from_ms: int = 0
+    right_count: int = 0
+
+
+class EndBackfill(Command, frozen=True, tag=51):
+    """It is done, or somebody has cancelled it: then its runs that wait are cancelled as well."""
+
+    request: RequestKey  # empty: of the leader itself
+    change: int
+    cancelled: bool
+
+
 AnyCommand = (
     BeginTerm
     | CreateJob
@@ -500,6 +542,9 @@ AnyCommand = (
     | BeginTzdata
     | ReplanZones
     | ClockBase
+    | BeginBackfill
+    | BackfillRuns
+    | EndBackfill
 )
 
 

@@ -14,6 +14,7 @@ from tocsin_node.core.model import (
     FINAL_STATES,
     Attempt,
     AttemptOutcome,
+    Cause,
     Lease,
     Overlap,
     RefusedReport,
@@ -69,7 +70,7 @@ def deadline_ms(state: State, run: Run) -> int | None:
     after_ms = state.template_of(run).start_deadline_ms
     if after_ms is None or run.state is not RunState.PENDING:
         return None
-    if run.last_token or run.hand_retry_count:
+    if run.last_token or run.hand_retry_count or run.cause is Cause.BACKFILL:
         return None
     due_ms = run.due_time_ms
     if run.nominal_time_ms is not None and run.covers_to_ms is not None:

@@ -8,7 +8,7 @@ most `RANGES_MAX` are kept; the floor says from when on the ledger is whole.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
@@ -98,6 +98,22 @@ class Ledger(msgspec.Struct, gc=False, eq=False):
             if not _merge_left(ranges, at, gone):
                 at += 1
         _merge_left(ranges, at, gone)
+        self.fill(ranges)
+        return gone
+
+    def divide(self, old: Range, parts: Sequence[Range]) -> list[Range]:
+        """Puts parts in place of a range that it has, and merges what is alike then.
+
+        Returns:
+            The ranges that were merged into others, and that are gone now.
+        """
+        ranges = list(self.ranges)
+        at = ranges.index(old)
+        ranges[at : at + 1] = parts
+        gone: list[Range] = []
+        for place in range(at + len(parts), at - 1, -1):
+            if place < len(ranges):
+                _merge_left(ranges, place, gone)
         self.fill(ranges)
         return gone
 

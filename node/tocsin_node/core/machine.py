@@ -21,6 +21,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from tocsin_node.core import backfill as backfills
 from tocsin_node.core import calendars, dependants, limits, notices, watch, wide, zones
 from tocsin_node.core import fence as fences
 from tocsin_node.core import lease as leases
@@ -29,6 +30,8 @@ from tocsin_node.core.command import (
     AdvanceFence,
     AdvanceWide,
     ApplyJobs,
+    BackfillRuns,
+    BeginBackfill,
     BeginIncarnation,
     BeginTerm,
     BeginTzdata,
@@ -42,6 +45,7 @@ from tocsin_node.core.command import (
     DeleteCalendar,
     DeleteGate,
     DeleteJob,
+    EndBackfill,
     EndWide,
     Expire,
     Fire,
@@ -1273,6 +1277,64 @@ def _delete_calendar(state: State, command: DeleteCalendar) -> Result:
     return result
 
 
+# -- backfills -------------------------------------------------------------------------------------
+
+
+def _begin_backfill(state: State, command: BeginBackfill) -> Result:
+    if (known := _known_request(state, command.request, {})) is not None:
+        return known
+    if (refused := backfills.cannot_begin(state, command)) is not None:
+        return refused
+    if state.index in state.wide:
+        # Its id would be that of another change that began in this very entry.
+        return Rejected(Reason.STALE_PLAN, "another wide change began in the same entry")
+    change = backfills.begin(state, command)
+    _remember(state, command.request, command.name)
+    return Applied(change)
+
+
+def _backfill_runs(state: State, command: BackfillRuns) -> Result:
+    if (refused := backfills.cannot_run(state, command)) is not None:
+        return refused
+    change = state.wide_active[command.change]
+    order = backfills.Order.read(change.subject)
+    if not order.again:
+        backfills.divide(state, order.job, command)
+    job = state.jobs[order.job]
+    for time_ms in command.times:
+        run = backfills.run_of(state, job, order, time_ms)
+        old = state.runs.get(run.name)
+        if old is None:
+            state.put_run(run)
+        elif _ended(old) and not order.again:  # it lapsed: nobody was ever given it
+            state.put_run(replace(_anew(state, old), cause=run.cause, due_time_ms=run.due_time_ms))
+    state.put_wide(
+        replace(
+            change,
+            done=change.done + len(command.times),
+            cursor=backfills.cursor_at(command.times[-1]),
+        )
+    )
+    return _DONE
+
+
+def _end_backfill(state: State, command: EndBackfill) -> Result:
+    if (known := _known_request(state, command.request, {})) is not None:
+        return known
+    change = state.wide_active.get(command.change)
+    if change is None or change.kind is not WideKind.BACKFILL:
+        return Rejected(Reason.STALE_PLAN, f"backfill {command.change} is over")
+    order = backfills.Order.read(change.subject)
+    if command.cancelled:
+        for name in backfills.unfinished(state, order.job):
+            if state.runs[name].state is RunState.PENDING:
+                _cancel(state, state.runs[name], "its backfill was cancelled")
+        change = replace(change, subject=order.as_cancelled().words())
+        state.put_wide(change)
+    _remember(state, command.request, order.job)
+    return wide.end(state, EndWide(change.id))
+
+
 # -- checks ----------------------------------------------------------------------------------------
 
 
@@ -1419,11 +1481,15 @@ _HANDLERS: dict[type[Command], Callable[[State, Any], Result]] = {
     BeginTzdata: zones.begin_tzdata,
     ReplanZones: _replan_zones,
     ClockBase: _clock_base,
+    BeginBackfill: _begin_backfill,
+    BackfillRuns: _backfill_runs,
+    EndBackfill: _end_backfill,
 }
 
 # What is checked of a request before anything changes, as far as another command of the same entry
 # has no say in it.
 _CHECKS: dict[type[Command], Callable[[State, Any], Rejected | None]] = {
+    BeginBackfill: backfills.cannot_begin,
     CreateJob: _cannot_create,
     DeleteJob: _cannot_delete,
     TriggerJob: _cannot_trigger,
@@ -1433,6 +1499,9 @@ _CHECKS: dict[type[Command], Callable[[State, Any], Rejected | None]] = {
     SetCalendar: calendars.set_refusal,
     DeleteCalendar: calendars.delete_refusal,
     AdvanceFence: fences.refusal,
+    CancelRuns: lambda state, command: None,  # but that its request id is another's
+    RetryRuns: lambda state, command: None,
+    SweepRuns: lambda state, command: None,
 }
 
 _GROUP_HANDLERS: dict[type[Group], Callable[[State, Any], list[Result]]] = {

@@ -65,6 +65,7 @@ class Cause(enum.StrEnum):
     TRIGGER = "TRIGGER"
     MISFIRE = "MISFIRE"
     AFTER = "AFTER"  # a run of another job has ended
+    BACKFILL = "BACKFILL"  # somebody had occurrences run that never did
     EVENT = "EVENT"  # a job that its job watches did what is to be notified
 
 
@@ -223,6 +224,7 @@ class WideKind(enum.StrEnum):
 
     CALENDAR = "calendar"
     TZDATA = "tzdata"
+    BACKFILL = "backfill"  # carried through by leader/backfills.py
 
 
 class WideChange(Record, frozen=True):

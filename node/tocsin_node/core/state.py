@@ -25,6 +25,7 @@ from tocsin_node.core.model import (
     Base,
     Calendar,
     CalendarSpec,
+    Cause,
     Dropped,
     Fence,
     Gate,
@@ -69,6 +70,7 @@ _D = TypeVar("_D")
 _ALLOW = Overlap.ALLOW
 _PENDING, _LEASED, _RETRY_WAIT = RunState.PENDING, RunState.LEASED, RunState.RETRY_WAIT
 _FAILED = RunState.FAILED
+_BACKFILL = Cause.BACKFILL
 
 
 class Ledgers(dict[str, Ledger]):
@@ -662,6 +664,15 @@ class State:
         for gone in self._own_ledger(job).rewrite(run, from_ms, to_ms, change):
             self._leave_version(self.jobs[job], gone.version)
 
+    def divide_range(self, job: str, old: Range, parts: list[Range]) -> None:
+        """Puts parts in place of a range of a job's ledger; all are of its version."""
+        key = (job, old.version)
+        for _ in parts:
+            if key in self._version_uses:
+                self._version_uses[key] += 1
+        for gone in (old, *self._own_ledger(job).divide(old, parts)):
+            self._leave_version(self.jobs[job], gone.version)
+
     def _own_ledger(self, name: str) -> Ledger:
         """A job's ledger to write into: a capture that may still be read from keeps the old one."""
         ledger = self.ledger.get(name)
@@ -823,7 +834,8 @@ class State:
         name, state, book = run.name, run.state, self.book_of(run)
         if state is _PENDING:
             book.pending[name] = None
-            if run.nominal_time_ms is not None and not run.last_token:
+            scheduled = run.nominal_time_ms is not None and run.cause is not _BACKFILL
+            if scheduled and not run.last_token:
                 book.scheduled[name] = None
                 if run.hand_retry_count:
                     book.shuffled = True

@@ -105,8 +105,8 @@ def begin_tzdata(state: State, command: BeginTzdata) -> Result:
         return Applied(wide.latest(state, WideKind.TZDATA, release), repeated=True)
     if state.tzdata != command.before:
         return Rejected(Reason.STALE_PLAN, f"the cluster plans with {state.tzdata} by now")
-    if state.wide_active:
-        busy = next(iter(state.wide_active.values()))
+    replanning = (one for one in state.wide_active.values() if one.kind is not WideKind.BACKFILL)
+    if (busy := next(replanning, None)) is not None:
         return _busy(busy.id, busy.done, busy.total)
     if state.index in state.wide:
         # Its id would be that of another change that began in this very entry.

@@ -95,7 +95,8 @@ class Wide:
 
     async def _pass(self) -> None:
         """One piece of the oldest change, or sleeps until there is one."""
-        change = next(iter(self._replica.state.wide_active.values()), None)
+        active = self._replica.state.wide_active.values()
+        change = next((each for each in active if each.kind in WALKS), None)
         if change is None:
             await self._wake.wait(None)
             return
