@@ -37,6 +37,7 @@ MESSAGES: dict[type[object], type[Message]] = {
     types.Attempt: run_pb2.Attempt,
     types.AttemptError: run_pb2.AttemptError,
     types.AuditFault: job_pb2.AuditFault,
+    types.Backfill: job_pb2.Backfill,
     types.ClusterStatus: cluster_pb2.GetStatusResponse,
     types.Explanation: job_pb2.Explanation,
     types.ExplanationStep: job_pb2.ExplanationStep,
