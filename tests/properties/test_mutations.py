@@ -142,19 +142,19 @@ MUTATIONS = (
     # -- fences
     Mutation(
         "a fence lets a lease pass that is over",
-        fence.advance,
+        fence.refusal,
         "run.lease is None or run.lease.token != command.token",
         "False",
     ),
     Mutation(
         "a fence goes down",
-        fence.advance,
+        fence.refusal,
         "fence.token > command.token or",
         "",
     ),
     Mutation(
         "a fence lets an equal token of another run pass",
-        fence.advance,
+        fence.refusal,
         "fence.run != run.name",
         "False",
     ),
