@@ -97,7 +97,8 @@ class Reader:
         shape.CopyFrom(job)
         shape.ClearField("etag")
         shape.ClearField("payload")
-        if not shape.exclusions:  # which are named relative to the job's namespace
+        # Calendars and watched jobs are named relative to the job's namespace.
+        if not shape.exclusions and not shape.HasField("notify"):
             shape.ClearField("name")
         key = shape.SerializeToString(deterministic=True)
         spec = self._known.get(key)
