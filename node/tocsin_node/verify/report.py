@@ -42,6 +42,17 @@ def table(drills: Sequence[Held]) -> list[tuple[str, ...]]:
     return rows
 
 
+def rule_table(drills: Sequence[Held]) -> list[tuple[str, ...]]:
+    """One row for each rule, and for what scenarios ask beyond the rules: what, and the verdict."""
+    asked = {held.scenario.name: held.scenario.summary for held in drills}
+    rows: list[tuple[str, ...]] = [("verdict", "what must hold")]
+    for name, what in {**PROMISES, **asked}.items():
+        count = sum(broken.rule == name for held in drills for broken in held.verdict.broken)
+        if count or name in PROMISES:
+            rows.append((f"{count} broken" if count else "holds", what))
+    return rows
+
+
 def fault_table(drills: Sequence[Held]) -> list[tuple[str, ...]]:
     """One row for each kind of fault, over all drills; gaps as p50, p99, longest."""
     rows: list[tuple[str, ...]] = [("fault", "count", "write gap", "start gap", "asked", "")]
@@ -68,6 +79,10 @@ def as_json(drills: Sequence[Held]) -> dict[str, Any]:
         "ok": all(held.verdict.ok for held in drills),
         "occurrences": sum(held.verdict.counted["occurrences"] for held in drills),
         "broken": sum(len(held.verdict.broken) for held in drills),
+        "rules": {
+            name: sum(broken.rule == name for held in drills for broken in held.verdict.broken)
+            for name in PROMISES
+        },
         "faults": {
             gaps.kind: {
                 "count": gaps.count,

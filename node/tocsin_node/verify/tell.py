@@ -231,11 +231,15 @@ def _finish(
 
 def show(drills: Sequence[Held], console: Console) -> None:
     """The tables, within 80 columns."""
+    for verdict, what in report.rule_table(drills)[1:]:
+        colour = "green" if verdict == "holds" else "red"
+        console.print(f"[{colour}]{verdict}[/{colour}]  {escape(what)}")
+    console.print()
     console.print(_table(report.table(drills), right=range(1, 8)))
     console.print(
-        "[dim]gaps: median and longest; late: 99th percentile, from due to the first call of the"
-        " handler; seconds[/dim]"
+        "[dim]seconds; gaps: median and longest; late: 99th percentile, from due to[/dim]"
     )
+    console.print("[dim]the first call of the handler[/dim]")
     by_fault = report.fault_table(drills)
     if len(by_fault) > 1:
         console.print()
