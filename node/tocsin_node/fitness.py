@@ -62,7 +62,9 @@ class Standing:
 
     def unfit(self) -> Sequence[str]:
         doubt = self.doubts(self._node_id, wall_ms=None, tzdata=self._tzdata)
-        return (doubt,) if doubt else ()
+        failing = self._replica.failing.items()
+        parts = tuple(f"its {name} failed at entry {index}" for name, index in failing)
+        return (doubt, *parts) if doubt else parts
 
     def doubts(self, node_id: str, *, wall_ms: int | None, tzdata: str) -> str:
         if self._is_old(tzdata):

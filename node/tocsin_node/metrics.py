@@ -99,6 +99,12 @@ class Metrics:
         self._fenced = Counter(
             "tocsin_fenced", "Reports that came after their lease was over.", registry=registry
         )
+        errors = Gauge(
+            "tocsin_internal_errors",
+            "Parts of this node that raised when they were told of an entry, which is a bug.",
+            registry=registry,
+        )
+        errors.set_function(lambda: replica.listener_errors)
         self._leader_changes = Counter(
             "tocsin_raft_leader_changes", "Leaders that this node has followed.", registry=registry
         )

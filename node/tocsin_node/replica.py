@@ -7,9 +7,11 @@ loop, so readers see the state between two entries and need no locks.
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from tocsin_node.clock import ClusterClock
 from tocsin_node.config import Config
@@ -23,6 +25,7 @@ from tocsin_node.raft.engine import Engine
 from tocsin_node.schedule import keep_rules
 
 PROPOSE_TIMEOUT_S = 10.0
+RETOLD_AT_ONCE = 1_000  # names that a listener is told of in one step of the event loop
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +50,9 @@ class Changes:
     wide: tuple[int, ...] = ()  # ids of wide changes that began, went on or ended
 
 
+Listener = Callable[[Changes], None]
+
+
 class Replica:
     """The state machine of one Raft group on this node, and the way to change it."""
 
@@ -55,7 +61,10 @@ class Replica:
         self.clock = clock
         self.state = State()
         self._engine: Engine | None = None
-        self._listeners: list[Callable[[Changes], None]] = []
+        self._listeners: list[Listener] = []
+        self._retold: dict[Listener, asyncio.Task[None]] = {}
+        self.listener_errors = 0  # how often one raised
+        self.failing: dict[str, int] = {}  # those that cannot be helped, and at which entry
 
     @property
     def engine(self) -> Engine:
@@ -65,8 +74,10 @@ class Replica:
     def attach(self, engine: Engine) -> None:
         self._engine = engine
 
-    def subscribe(self, listener: Callable[[Changes], None]) -> Callable[[], None]:
-        """Calls a function after each applied entry, on every node; it is quick and never raises.
+    def subscribe(self, listener: Listener) -> Callable[[], None]:
+        """Calls a function after each applied entry, on every node; it is quick.
+
+        It should not raise. If it does, all others are told, and it is told anew of everything.
 
         Returns:
             A function that ends the subscription.
@@ -135,8 +146,54 @@ class Replica:
         )
 
     def _tell(self, changes: Changes) -> None:
+        """What a listener keeps is derived from the state, so its bug must not stop the node."""
         for listener in tuple(self._listeners):
-            listener(changes)
+            try:
+                listener(changes)
+            except Exception:
+                self._failed(listener, changes.index)
+
+    def _failed(self, listener: Listener, index: int) -> None:
+        """What it keeps may have missed something: it is told anew of all there is."""
+        name = _name_of(listener)
+        if listener in self._retold:  # it will be, or is being
+            log.error("%s raised at entry %d as well, which is a bug", name, index)
+            return
+        self.listener_errors += 1
+        log.exception("%s raised at entry %d, which is a bug; it is told all anew", name, index)
+        if name in self.failing:
+            return  # telling it all has not helped before
+        self._retold[listener] = asyncio.get_running_loop().create_task(self._tell_anew(listener))
+
+    async def _tell_anew(self, listener: Listener) -> None:
+        """Tells one listener that everything changed, a part at a time.
+
+        If it raises again the node goes on and counts as unfit to lead.
+        """
+        await asyncio.sleep(0)  # the entry is told to all others first
+        name, state = _name_of(listener), self.state
+        try:
+            listener(
+                Changes(
+                    state.index,
+                    (),
+                    (),
+                    tuple(state.gates),
+                    tuple(state.calendars),
+                    tuple(state.wide),
+                )
+            )
+            for jobs in _parts(state.jobs):
+                listener(Changes(self.state.index, (), jobs))
+                await asyncio.sleep(0)
+            for runs in _parts(state.runs):
+                listener(Changes(self.state.index, runs, ()))
+                await asyncio.sleep(0)
+        except Exception:
+            self.failing[name] = self.state.index
+            log.exception("%s raised again; this node should not lead until it is restarted", name)
+        finally:
+            self._retold.pop(listener, None)
 
     async def execute(
         self, command: Command, *, timeout: float = PROPOSE_TIMEOUT_S, reserved: bool = False
@@ -184,6 +241,18 @@ class Replica:
             results += answer
         assert len(results) == len(batch), f"{len(results)} results of {len(batch)} commands"
         return results
+
+
+def _parts(names: Iterable[str]) -> Iterator[tuple[str, ...]]:
+    """Names as they are now, some at a time."""
+    kept = iter(list(names))
+    while part := tuple(islice(kept, RETOLD_AT_ONCE)):
+        yield part
+
+
+def _name_of(listener: Listener) -> str:
+    owner = getattr(listener, "__self__", None)
+    return type(owner).__name__ if owner is not None else getattr(listener, "__name__", "a part")
 
 
 def apply_payloads(
