@@ -10,6 +10,8 @@ import pytest
 from tests.leader.world import JOB, T0_MS, Node, until, virtual
 from tocsin.v1 import worker_pb2
 from tocsin_node.core import command as c
+from tocsin_node.core import notices
+from tocsin_node.core.model import EventKind, Notify, RetryPolicy
 
 
 def alert_ms(node: Node) -> int | None:
@@ -119,3 +121,33 @@ def test_alerts_their_ends_and_dead_letters_are_told_once(caplog: pytest.LogCapt
         await node.stop()
 
     play()
+
+
+def test_dropped_events_are_told_at_first_and_when_they_have_doubled(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.WARNING, "tocsin_node.leader.watchdog")
+    monkeypatch.setattr(notices, "WAITING_MAX", 0)
+
+    @virtual
+    async def play() -> None:
+        async with Node() as node:
+            node.state.schema = c.NOTIFY_SCHEMA
+            await node.create(retry=RetryPolicy(max_attempts=1))
+            told = Notify((EventKind.DEAD_LETTER,))
+            await node.create("default/ops", queue="other", notify=told)
+            worker = node.worker()
+            await worker.greet()
+            for _ in range(5):
+                await node.trigger()
+                (item,) = await worker.take()
+                error = worker_pb2.Completions.Item(lease=item.lease, retryable=False)
+                error.error.kind = "Boom"
+                await worker.report(error)
+
+    play()
+    messages = [record.getMessage() for record in caplog.records]
+    assert [each for each in messages if each.startswith("events dropped")] == [
+        f"events dropped: subscription default/ops has no room, {count} so far"
+        for count in (1, 2, 4)
+    ]

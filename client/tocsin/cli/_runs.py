@@ -33,6 +33,15 @@ def wait_for(client: Client, name: str, timeout: timedelta | None) -> Run:
         return client.get_run(name)
 
 
+def _event_fields(run: Run) -> list[tuple[str, str]]:
+    """What a run of a subscription tells of."""
+    event = run.event
+    if event is None:
+        return []
+    about = event.run or event.job
+    return [("event", f"{event.kind.lower()} of {about}, log index {event.log_index}")]
+
+
 def print_run(run: Run) -> None:
     """Everything about a run, its attempts last."""
     _output.fields(
@@ -41,6 +50,7 @@ def print_run(run: Run) -> None:
             ("state", run.state + (", cancel requested" if run.cancel_requested else "")),
             *([("why", run.state_reason)] if run.state_reason else []),
             ("cause", run.cause),
+            *_event_fields(run),
             ("nominal time", shown_instant(run.nominal_time)),
             ("due time", shown_instant(run.due_time, milliseconds=True)),
             ("covers", _covers(run)),

@@ -140,6 +140,7 @@ class Dropped(Record, frozen=True):
     job: str  # the subscription
     count: int
     time_ms: int  # of the last one
+    index: int  # log index of the entry that caused it
 
 
 class Schedule(Record, frozen=True):

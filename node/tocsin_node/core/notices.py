@@ -86,6 +86,13 @@ def alert_cleared(state: State, run: Run) -> None:
     _tell(state, EventKind.ALERT_CLEARED, run)
 
 
+def _has_room(state: State, name: str) -> bool:
+    """Whether a subscription can be told of one more event."""
+    book = state.books.get(name)
+    unfinished = 0 if book is None else len(book.pending) + len(book.active)
+    return unfinished < WAITING_MAX and len(state.waiting) < state.limits.pending_runs
+
+
 def _watched(state: State, name: str) -> Job | None:
     """The job, if what happens to it can be an event."""
     job = state.job(name)
@@ -123,12 +130,10 @@ def _make(state: State, event: Event) -> None:
         assert notify is not None, f"{name} is among the subscriptions and is none"
         if event.kind not in notify.events or job.paused:
             continue
-        book = state.books.get(name)
-        unfinished = 0 if book is None else len(book.pending) + len(book.active)
-        if unfinished >= WAITING_MAX or len(state.waiting) >= state.limits.pending_runs:
+        if not _has_room(state, name):
             before = state.dropped_events.get(name)
             count = 1 if before is None else before.count + 1
-            state.put_dropped(Dropped(name, count, state.time_ms))
+            state.put_dropped(Dropped(name, count, state.time_ms, state.index))
             continue
         state.entry_events += 1
         state.put_run(

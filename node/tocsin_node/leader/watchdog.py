@@ -1,4 +1,5 @@
-"""Raises the alerts of jobs that have not succeeded in time; logs these, their ends, dead letters.
+"""Raises the alerts of jobs that have not succeeded in time; logs these, their ends, dead letters,
+and events that a subscription had no room for.
 
 Owns when to look. Refuses to judge: core/watch.py does, from the replicated state, so it makes no
 difference who leads, or whether a worker ever came. An alert that is raised twice is one.
@@ -30,11 +31,13 @@ class Watchdog:
         self._wake = Wake()
         self._loop: asyncio.Task[None] | None = None
         self._alerted: dict[str, None] = {}  # jobs of whose alert's end nobody has told
+        self._dropped: dict[str, int] = {}  # events that were dropped when the log told of it
         replica.subscribe(self._on_changes)
 
     def start(self, term: int) -> None:
         assert self._loop is None, f"term {term} began before the last one was over"
         self._alerted = dict.fromkeys(self._replica.state.alerted)
+        self._dropped.clear()
         self._loop = asyncio.ensure_future(repeat(self._pass, "watchdog"))
 
     async def stop(self) -> None:
@@ -55,6 +58,7 @@ class Watchdog:
         if changes.jobs:
             self._wake.set()
             self._tell_of_ends(changes)
+            self._tell_of_dropped(changes)
         runs, index = self._replica.state.runs, changes.index
         dead = [
             run
@@ -76,6 +80,18 @@ class Watchdog:
                 del self._alerted[name]
                 why = "all is well again" if name in jobs else "the job was deleted"
                 log.warning("alert over: job %s: %s", name, why)
+
+    def _tell_of_dropped(self, changes: Changes) -> None:
+        """Logs that a subscription drops events: at first, and whenever they have doubled."""
+        for name in changes.jobs:
+            dropped = self._replica.state.dropped_events.get(name)
+            if dropped is None or dropped.index != changes.index:
+                continue
+            if dropped.count >= 2 * self._dropped.get(name, 0):
+                self._dropped[name] = dropped.count
+                log.warning(
+                    "events dropped: subscription %s has no room, %d so far", name, dropped.count
+                )
 
     async def _pass(self) -> None:
         """Raises what is due now, or sleeps until something may be."""
