@@ -77,7 +77,10 @@ def test_a_live_drill_judges_and_leaves_the_cluster_as_it_was(
     assert _jobs(cluster) == before
 
 
-def test_a_live_drill_that_is_interrupted_removes_what_it_made(cluster: Scratch) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda n: n.name)
+def test_a_live_drill_that_is_interrupted_removes_what_it_made(
+    cluster: Scratch, number: signal.Signals
+) -> None:
     before = _jobs(cluster)
     drill = subprocess.Popen(
         _verify(cluster, "canary", "5"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -88,7 +91,7 @@ def test_a_live_drill_that_is_interrupted_removes_what_it_made(cluster: Scratch)
             while not any(run.state.is_final for run in client.list_runs("canary")):
                 assert drill.poll() is None, drill.communicate()
                 assert time.monotonic() < deadline, "no canary has sung"
-        drill.send_signal(signal.SIGINT)
+        drill.send_signal(number)
         _, said = drill.communicate(timeout=PATIENCE_S)
     finally:
         drill.kill()

@@ -21,7 +21,7 @@ from tocsin import ApiError, AsyncClient, Job, RetryPolicy, Run
 from tocsin._cluster_file import endpoints
 from tocsin.errors import NotFound
 from tocsin_node.verify.cluster import Cluster, DrillFailed
-from tocsin_node.verify.drill import DONE_MS, LEASE_S, RETRY_S, Drill, Planned, Scenario
+from tocsin_node.verify.drill import DONE_MS, LEASE_S, RETRY_S, Drill, Held, Planned, Scenario
 from tocsin_node.verify.history import Bounds, Fault, JobFacts, Overlap
 from tocsin_node.verify.load import Load
 from tocsin_node.verify.worker import HANDLER
@@ -104,6 +104,13 @@ class LiveDrill(Drill):
             address, seed, namespace=namespace, like=like, slower=SLOWER, editors=1, triggers=1
         )
         self._seen: dict[str, Run] = {}
+
+    async def hold(self) -> Held:
+        """As Drill.hold; SIGTERM ends it as Ctrl-C does, and what it made is removed."""
+        task = asyncio.current_task()
+        assert task is not None, "is run by asyncio.run"
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+        return await super().hold()
 
     def _make_cluster(self, folder: Path) -> LiveCluster:
         return LiveCluster(folder, self._address, self.namespace)

@@ -14,7 +14,6 @@ import multiprocessing
 import random
 import secrets
 import shutil
-import signal
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -171,14 +170,13 @@ def _live(options: argparse.Namespace, console: Console) -> int:
     seconds = (options.minutes or LIVE_MINUTES) * 60
     began = time.monotonic()
     found: list[Held | NotHeld] = []
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # is cleaned up after, too
     try:
         everybody = asyncio.run(addresses(options.live))
         console.print(f"[bold]live[/bold] at {everybody}, in the namespace {namespace}")
         task = Task("live", options.seed, options.keep, side_by_side=False)
         make = partial(_live_drill, everybody, options.seed, namespace, seconds)
         found.append(_report(task, console, "", make))
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, asyncio.CancelledError):
         console.print("stopped; nothing was judged")
     except TocsinError as error:
         console.print(f"[red]could not be held:[/red] {escape(str(error))}")
