@@ -205,6 +205,12 @@ class AsyncClient(
         response = await self._pool.call(lambda s: s.jobs.GetJob, request, within=self.timeout)
         return _convert.from_job(response.job)
 
+    async def dependants_of(self, name: str) -> list[str]:
+        """Names of the jobs that come after a job, in order, the first 100."""
+        request = job_pb2.GetJobRequest(name=name)
+        response = await self._pool.call(lambda s: s.jobs.GetJob, request, within=self.timeout)
+        return list(response.dependants)
+
     async def list_jobs(
         self, parent: str = "", filter: str = "", *, stale_ok: bool = False
     ) -> AsyncIterator[Job]:
@@ -726,6 +732,10 @@ class Client(BackfillCalls, Calendars, QueueCalls, TzdataCalls, WideCalls):
     def get_job(self, name: str, *, stale_ok: bool = False) -> Job:
         """As AsyncClient.get_job."""
         return self._portal.run(self._async.get_job(name, stale_ok=stale_ok))
+
+    def dependants_of(self, name: str) -> list[str]:
+        """As AsyncClient.dependants_of."""
+        return self._portal.run(self._async.dependants_of(name))
 
     def list_jobs(
         self, parent: str = "", filter: str = "", *, stale_ok: bool = False

@@ -40,3 +40,12 @@ async def test_a_job_is_named_once(one: Stubs) -> None:
     after = [job_pb2.After(job="a"), job_pb2.After(job="default/a", condition=3)]  # type: ignore[arg-type]
     request = job_pb2.CreateJobRequest(job=job("b", after=after), request_id=rid())
     assert (await refusal(one.jobs.CreateJob(request))).fields == ["job.after"]
+
+
+async def test_a_job_names_those_that_come_after_it(one: Stubs) -> None:
+    await create(one, "first")
+    for name in ("b", "a"):
+        await create(one, name, after=[job_pb2.After(job="default/first")])
+    answer = await one.jobs.GetJob(job_pb2.GetJobRequest(name="first"))
+    assert list(answer.dependants) == ["default/a", "default/b"]
+    assert not (await one.jobs.GetJob(job_pb2.GetJobRequest(name="a"))).dependants

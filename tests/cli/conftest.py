@@ -211,6 +211,13 @@ class FakeClient:
         label, _, value = filter.removeprefix("label.").partition("=")
         return iter([j for j in self.jobs.values() if not label or j.labels.get(label) == value])
 
+    def dependants_of(self, name: str) -> list[str]:
+        return [
+            job.name
+            for job in self.jobs.values()
+            if any(after.job == self._full(name) for after in job.after)
+        ]
+
     def delete_job(self, name: str, *, cancel_active_runs: bool = False) -> None:
         self._note("delete_job", name, cancel_active_runs=cancel_active_runs)
         self.jobs.pop(self._full(name))

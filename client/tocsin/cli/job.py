@@ -6,6 +6,7 @@ What a definition may say is for the cluster to judge; this module only reads an
 from __future__ import annotations
 
 import enum
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
@@ -19,7 +20,7 @@ from tocsin.cli._job_backfill import backfill
 from tocsin.cli._job_files import apply, diff, export
 from tocsin.cli._job_history import audit, explain
 from tocsin.cli._json import as_json
-from tocsin.cli._names import check_namespace
+from tocsin.cli._names import check_namespace, parent_of
 from tocsin.cli._options import (
     Settings,
     global_options,
@@ -406,6 +407,11 @@ def create(settings: Settings, /, *, name: str, **options: Any) -> None:
     """
     definition = _definition(name, options)
     dry_run: bool = options["dry_run"]
+    if definition.max_concurrent_runs > 1 and definition.overlap_policy is not OverlapPolicy.ALLOW:
+        _output.note(
+            f"warning: --max-concurrent {definition.max_concurrent_runs} has no effect without "
+            "--overlap allow: the job's runs come one after the other"
+        )
     with settings.client() as client:
         if options["update"]:
             applied = client.apply_job(definition, validate_only=dry_run)
@@ -771,10 +777,14 @@ def _shown_payload(job: Job) -> str:
 @job.command(short_help="Delete jobs.")
 @click.argument("names", nargs=-1, required=True, metavar="NAME...", shell_complete=_complete.jobs)
 @click.option("--cancel-running", is_flag=True, help="Cancel what waits or runs; else refused.")
+@click.option("--yes", is_flag=True, help="Also where other jobs come after it.")
 @global_options
 @pass_settings
-def delete(settings: Settings, /, *, names: Sequence[str], cancel_running: bool) -> None:
+def delete(settings: Settings, /, *, names: Sequence[str], cancel_running: bool, yes: bool) -> None:
     """Delete jobs, in the order given; the first refusal stops it.
+
+    Jobs that come after a deleted one are not started by it any more, so it asks first if there are
+    any that are not deleted as well.
 
     \b
     Examples:
@@ -782,9 +792,26 @@ def delete(settings: Settings, /, *, names: Sequence[str], cancel_running: bool)
       tocsin job delete billing/report --cancel-running
     """
     with settings.client() as client:
+        gone = {parent_of(name) for name in names}
         for name in names:
+            left = [each for each in client.dependants_of(name) if each not in gone]
+            if left:
+                _refuse_or_warn(name, left, yes=yes)
             client.delete_job(name, cancel_active_runs=cancel_running)
             _output.note(f"deleted {name}")
+
+
+def _refuse_or_warn(name: str, dependants: Sequence[str], *, yes: bool) -> None:
+    """Of jobs that would wait for ever: a question on a terminal, else `--yes` is needed."""
+    more = f" and {len(dependants) - 5} more" if len(dependants) > 5 else ""
+    names = ", ".join(dependants[:5]) + more
+    if yes:
+        _output.note(f"warning: {names} came after {name}, and will not be started by it")
+        return
+    question = f"{names} would not be started any more; delete {name} all the same?"
+    if not sys.stdin.isatty():
+        raise click.UsageError(f"{question} say --yes")
+    click.confirm(question, abort=True, err=True)
 
 
 @job.command(short_help="Stop firing a job for a while.")

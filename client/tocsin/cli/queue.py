@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
@@ -18,6 +18,9 @@ from tocsin.cli._options import Settings, global_options, pass_settings, stale_o
 from tocsin.cli._output import Column
 from tocsin.schedule import duration
 from tocsin.types import Queue, QueueKind, RateLimit
+
+if TYPE_CHECKING:
+    from tocsin.client import Client
 
 
 class RateParam(ParamType):
@@ -123,6 +126,7 @@ def _add_commands(group: click.Group, kind: QueueKind) -> None:
     def get(settings: Settings, /, *, name: str, stale: bool) -> None:
         with settings.client() as client:
             found = client.get_queue(name, kind, stale_ok=stale)
+            _note_if_unused(client, found)
         _show(settings, found)
 
     _describe(
@@ -197,7 +201,9 @@ def _add_commands(group: click.Group, kind: QueueKind) -> None:
     @pass_settings
     def pause(settings: Settings, /, *, name: str, note: str) -> None:
         with settings.client() as client:
-            _show(settings, client.pause_queue(name, note, kind))
+            found = client.pause_queue(name, note, kind)
+            _note_if_unused(client, found)
+            _show(settings, found)
 
     _describe(
         pause,
@@ -256,6 +262,17 @@ def _rate(
     if before is None:
         raise click.UsageError("--burst needs a --rate")
     return RateLimit(before.runs, before.interval, burst)
+
+
+def _note_if_unused(client: Client, found: Queue) -> None:
+    """Says so of a name that no job and no worker has: perhaps it was mistyped."""
+    if found.worker_count or found.waiting_run_count or found.held_run_count:
+        return
+    of_queue = found.kind is QueueKind.QUEUE
+    jobs = client.list_jobs(*(("", f"queue={found.name}") if of_queue else (found.name,)))
+    if next(iter(jobs), None) is None:
+        nobody = "no job and no worker is" if of_queue else "no job is"
+        _output.note(f"note: {nobody} in {found.kind.value.lower()} {found.name}")
 
 
 def _show(settings: Settings, found: Queue) -> None:

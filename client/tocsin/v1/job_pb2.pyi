@@ -867,18 +867,24 @@ class GetJobResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     JOB_FIELD_NUMBER: _builtins.int
+    DEPENDANTS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def job(self) -> Global___Job:
         """As it is now."""
+
+    @_builtins.property
+    def dependants(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Names of the jobs that come after it (see `Job.after`), in order, the first 100. Out."""
 
     def __init__(
         self,
         *,
         job: Global___Job | None = ...,
+        dependants: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["job", b"job"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dependants", b"dependants", "job", b"job"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -12,6 +12,7 @@ import asyncio
 import dataclasses
 from bisect import bisect_left, bisect_right
 from collections.abc import AsyncIterator, Callable
+from heapq import nsmallest
 from typing import Any, cast
 
 from msgspec.structs import replace
@@ -50,6 +51,7 @@ from tocsin_node.schedule import Fire, describe, jitter_ms, preview, surprises
 SCAN_NAMES = 1_000  # names taken from the index at a time
 PREVIEW_COUNT_DEFAULT = 5
 PREVIEW_COUNT_MAX = 1_000
+DEPENDANTS_SHOWN = 100
 RANGES_DEFAULT = 1_000
 RANGES_MAX = 10_000
 TRIGGERS_MAX = 1_000  # of one call
@@ -434,7 +436,8 @@ class JobService(Backfills, job_pb2_grpc.JobServiceServicer):
         job = self._present(name)
         proto = _convert.job(self._replica.state, job)
         proto.waits_for = self._oldest_waits_for(name)
-        return job_pb2.GetJobResponse(job=proto)
+        after = nsmallest(DEPENDANTS_SHOWN, self._replica.state.dependants.get(name, ()))
+        return job_pb2.GetJobResponse(job=proto, dependants=after)
 
     def _oldest_waits_for(self, job: str) -> str:
         """Why the oldest waiting run of a job waits, for people; "" when none does."""
