@@ -51,13 +51,28 @@ class Start:
 class Cluster:
     """Nodes n1, n2, ... and workers w1, w2, ... of one benchmark."""
 
-    def __init__(self, folder: Path, nodes: int, settings: str = "") -> None:
+    def __init__(
+        self, folder: Path, nodes: int, settings: str = "", *, probed: bool = False
+    ) -> None:
         self.scratch = Scratch(folder, [f"n{number + 1}" for number in range(nodes)], settings)
         self.workers: list[str] = []
+        self._probed = probed
 
     def start(self) -> None:
         for node_id in self.scratch.node_ids:
-            self.scratch.start_node(node_id)
+            if self._probed:
+                self._start_probed(node_id)
+            else:
+                self.scratch.start_node(node_id)
+
+    def _start_probed(self, node_id: str) -> None:
+        """Starts a node that notes the gaps of its event loop, see bench/_node.py."""
+        self.scratch.environment[node_id] = {"BENCH_GAPS": str(self.gaps_file(node_id))}
+        config = str(self.scratch.config_of(node_id))
+        self.scratch.start(node_id, ["-m", "bench._node", "--node", node_id, "-c", config])
+
+    def gaps_file(self, node_id: str) -> Path:
+        return self.scratch.folder / f"{node_id}.gaps"
 
     def client(self, timeout: float = 60.0) -> AsyncClient:
         return AsyncClient(str(self.scratch.config), timeout=timeout)
@@ -167,10 +182,12 @@ class Cluster:
 
 
 @contextlib.contextmanager
-def running(nodes: int, settings: str = "", folder: Path | None = None) -> Iterator[Cluster]:
+def running(
+    nodes: int, settings: str = "", folder: Path | None = None, *, probed: bool = False
+) -> Iterator[Cluster]:
     """A started cluster in a temporary folder that is gone in the end."""
     with tempfile.TemporaryDirectory(dir=folder, prefix="tocsin-bench-") as scratch:
-        cluster = Cluster(Path(scratch), nodes, settings)
+        cluster = Cluster(Path(scratch), nodes, settings, probed=probed)
         try:
             cluster.start()
             yield cluster
@@ -254,15 +271,21 @@ def run(
     options: argparse.Namespace,
     measure: Callable[[Cluster, argparse.Namespace], Coroutine[Any, Any, dict[str, Any]]],
     settings: str = "",
+    *,
+    probed: bool = False,
 ) -> None:
-    """Runs one benchmark on a cluster of its own and prints what it found."""
+    """Runs one benchmark on a cluster of its own and prints what it found.
+
+    Args:
+        probed: nodes note the gaps of their event loops.
+    """
     sizes = {
         key: value
         for key, value in vars(options).items()
         if key not in {"folder", "json", "starts"}
     }
     found = {"bench": name, **sizes, **surroundings()}
-    with running(options.nodes, settings, options.folder) as cluster:
+    with running(options.nodes, settings, options.folder, probed=probed) as cluster:
         found |= asyncio.run(measure(cluster, options))
     found["load_average_after"] = round(os.getloadavg()[0], 2)
     report(found, as_json=options.json)

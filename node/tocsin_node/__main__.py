@@ -67,6 +67,7 @@ async def _run(config: Config, node_id: str, *, rejoin: bool) -> int:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
+    garbage.none_while_loading()
     server = Server(config, node_id, on_fatal=_die, rejoin=rejoin)
     await server.start()
     node = server.node

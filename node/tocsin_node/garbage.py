@@ -14,8 +14,9 @@ import gc
 import logging
 from collections.abc import Callable
 
-YOUNG_ALLOCATIONS = 20_000  # net, between two collections of the youngest
-YOUNG_COLLECTIONS = 20  # between two of the middle ones
+# Net, between two collections of the youngest, so that each takes a millisecond or so.
+YOUNG_ALLOCATIONS = 5_000
+YOUNG_COLLECTIONS = 80  # between two of the middle ones
 NEVER = 1_000_000_000
 FULL_EVERY_S = 3_600.0
 PUT_OFF_MAX = 23  # times that a leader puts one off
@@ -23,11 +24,17 @@ PUT_OFF_MAX = 23  # times that a leader puts one off
 log = logging.getLogger(__name__)
 
 
-def set_thresholds() -> None:
-    """Ends full collections that come by themselves; keeps what was loaded so far out of others."""
+def none_while_loading() -> None:
+    """Ends all collections for now: what a starting node loads is looked through for nothing."""
     gc.collect()
+    gc.disable()
+
+
+def set_thresholds() -> None:
+    """Begins collections, none of them in full; keeps what was loaded so far out of them."""
     gc.freeze()
     gc.set_threshold(YOUNG_ALLOCATIONS, YOUNG_COLLECTIONS, NEVER)
+    gc.enable()
 
 
 async def collect_now_and_then(leads: Callable[[], bool], *, every_s: float = FULL_EVERY_S) -> None:

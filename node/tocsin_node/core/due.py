@@ -50,6 +50,19 @@ class Due:
         elif bucket != job.name:
             self._buckets[second] = [bucket, job.name]
 
+    def add_all(self, jobs: list[Job]) -> None:
+        """As `add` for each, in order."""
+        buckets = self._buckets
+        for job in jobs:
+            due_ms = job.due_time_ms
+            if due_ms is None or job.paused or job.deleted:
+                continue
+            bucket = buckets.get(due_ms // SECOND_MS)
+            if bucket.__class__ is list:
+                bucket.append(job.name)
+            else:
+                self.add(job)
+
     def leave(self, job: Job) -> None:
         """Notes that a job may be due otherwise from now on, before it is.
 

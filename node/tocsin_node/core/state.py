@@ -900,7 +900,7 @@ class Captured:
     """A state as it was at one instant, while the state itself goes on.
 
     Holds shallow copies: records are immutable, and a ledger is replaced before it changes.
-    `chunks` may run in another thread.
+    `chunks` may run in another thread, and once.
     """
 
     def __init__(self, state: State) -> None:
@@ -919,12 +919,12 @@ class Captured:
             state.base,
             state.tzdata,
         )
-        self._jobs = state.jobs.copy()
-        self._versions = state.versions.copy()
-        self._ledger = state.ledger.copy()
-        self._runs = state.runs.copy()
-        self._finished = list(state.finished.pieces())
-        self._requests = state.requests.copy()
+        self._jobs = _Rows(state.jobs.values())
+        self._versions = _Rows(state.versions, state.versions.values())
+        self._ledger = _Rows(state.ledger, state.ledger.values())
+        self._runs = _Rows(state.runs.values())
+        self._finished = [_Rows(piece) for piece in state.finished.pieces()]
+        self._requests = _Rows(state.requests, state.requests.values())
         self._terms = list(state.terms)
         self._fences = state.fences.copy()
         self._gates = state.gates.copy()
@@ -949,23 +949,23 @@ class Captured:
         yield from _encode_all("calendars", self._calendars.values())
         versions = ((*key, spec) for key, spec in self._calendar_versions.items())
         yield from _encode_all("calendar_versions", versions)
-        templates, jobs = _Templates(), iter(self._jobs.values())
-        while piece := list(islice(jobs, CHUNK_ROWS)):
-            rows, new = templates.rows_of(piece)
+        templates = _Templates()
+        while piece := self._jobs.take(CHUNK_ROWS):
+            rows, new = templates.rows_of([job for (job,) in piece])
             yield from _encode_all("templates", new)  # before the jobs that have them
             yield from _encode_rows("jobs", rows)
         sections: list[tuple[str, Iterable[object]]] = [
-            ("versions", ((*key, spec) for key, spec in self._versions.items())),
+            ("versions", ((*key, spec) for key, spec in self._versions.all())),
             (
                 "ledger",
                 (
                     (name, kept.floor_ms, kept.ranges, kept.spans)
-                    for name, kept in self._ledger.items()
+                    for name, kept in self._ledger.all()
                 ),
             ),
-            ("runs", self._runs.values()),
-            ("finished", (name for piece in self._finished for name in piece)),
-            ("requests", self._requests.items()),
+            ("runs", (run for (run,) in self._runs.all())),
+            ("finished", (name for piece in self._finished for (name,) in piece.all())),
+            ("requests", self._requests.all()),
             ("terms", self._terms),
             ("fences", self._fences.values()),
             ("gates", self._gates.values()),
@@ -976,6 +976,33 @@ class Captured:
         for name, all_rows in sections:
             yield from _encode_all(name, all_rows)
         yield msgspec.msgpack.encode(("end", []))
+
+
+class _Rows:
+    """Rows as they were, by columns of equal length; each is let go of as it is taken.
+
+    A million references that are let go of at once would keep every other thread waiting.
+    """
+
+    def __init__(self, *columns: Iterable[Any]) -> None:
+        self._columns = [list(column) for column in columns]
+        self._is_reversed = False
+
+    def take(self, most: int) -> list[tuple[Any, ...]]:
+        """The next rows, in order; empty at the end."""
+        if not self._is_reversed:
+            self._is_reversed = True
+            for column in self._columns:
+                column.reverse()
+        taken = list(zip(*(reversed(column[-most:]) for column in self._columns), strict=True))
+        for column in self._columns:
+            del column[-most:]
+        return taken
+
+    def all(self) -> Iterator[tuple[Any, ...]]:
+        """All that were not taken."""
+        while rows := self.take(CHUNK_ROWS):
+            yield from rows
 
 
 class _JobRow(Record, frozen=True):
@@ -1001,6 +1028,13 @@ class _JobRow(Record, frozen=True):
     version_mark_time_ms: int  # since anchor
     run_count: int
     watch: Watch | None
+
+
+# The same, as it is read: what a row has by position, without an object of its own.
+_JobColumns = tuple[
+    str, int, int, int, bytes, int, int, int, int, int | None, int | None,
+    bool, str, bool, int, int, Watch | None,
+]  # fmt: skip
 
 
 class _Templates:
@@ -1126,8 +1160,7 @@ def restore_chunks(chunks: Iterable[bytes]) -> State:
         if section.name not in _LOADERS:
             raise msgspec.DecodeError(f"a snapshot's section {section.name!r} is not known here")
         decode_rows, load = _LOADERS[section.name]
-        for row in decode_rows(section.rows):
-            load(state, row)
+        load(state, decode_rows(section.rows))
     raise msgspec.DecodeError("the snapshot ends before its end")
 
 
@@ -1168,60 +1201,84 @@ def _split(data: bytes) -> Iterator[bytes]:
         yield data[start:offset]
 
 
-def _load_template(state: State, template: JobSpec) -> None:
-    state.loaded_templates.append(state.shared(template))
+def _load_templates(state: State, templates: list[JobSpec]) -> None:
+    state.loaded_templates += map(state.shared, templates)
 
 
-def _load_job(state: State, row: _JobRow) -> None:
-    # The same object for the same number, as far as that is cheap to see: they weigh more than
-    # what they stand for.
-    times = state._times
+def _load_jobs(state: State, rows: list[_JobColumns]) -> None:
+    """As `put_job` for each, in one loop: most of a start with many jobs is spent here."""
+    times, jobs, templates = state._times, state.jobs, state.loaded_templates
     if len(times) >= SHARED_MAX:
         times.clear()
-    uid, create_ms = times.setdefault(row.uid, row.uid), row.create_time_ms
-    create_ms = times.setdefault(create_ms, create_ms)
-    anchor_ms = create_ms + row.anchor_time_ms if row.anchor_time_ms else create_ms
-    if row.anchor_time_ms:
-        anchor_ms = times.setdefault(anchor_ms, anchor_ms)
-    next_ms, due_ms = row.next_time_ms, row.due_time_ms
-    if next_ms is not None:
-        next_ms = times.setdefault(next_ms, next_ms)
-        if due_ms is not None:
-            due_ms = next_ms + due_ms if due_ms else next_ms
-    name = row.name
-    job = Job(
+    # The same object for the same number, as far as that is cheap to see: they weigh more than
+    # what they stand for.
+    share = times.setdefault
+    loaded: list[Job] = []
+    namespaces: list[str] = []
+    for (
         name,
-        uid,
-        uid + row.version if row.version else uid,
-        state.loaded_templates[row.template],
-        create_ms,
-        create_ms + row.update_time_ms if row.update_time_ms else create_ms,
-        anchor_ms,
-        anchor_ms + row.mark_time_ms if row.mark_time_ms else anchor_ms,
-        next_ms,
-        due_ms,
-        row.paused,
-        row.pause_note,
-        row.deleted,
-        anchor_ms + row.version_mark_time_ms if row.version_mark_time_ms else anchor_ms,
-        row.run_count,
-        row.watch,
-        row.payload,
-    )
-    state.jobs[name] = job
-    if job.deleted:
-        state.tombstones[name] = None
-    state.jobs_by_namespace[namespace_of(name)] += 1
-    state._due.add(job)
-    template = job.template
-    if template.concurrency_key:
-        state._index_key(job)
-    if template.exclusions:
-        state._use_calendars(template, +1)
-    if template.after or template.exclusions or template.notify is not None:
-        state._index_after(None, job)
-    if job.watch is not None:
-        state._index_watch(job)
+        made_index,
+        version,
+        template_number,
+        payload,
+        made_ms,
+        update_ms,
+        anchor_since_ms,
+        mark_ms,
+        planned_ms,
+        due_since_ms,
+        paused,
+        pause_note,
+        deleted,
+        version_mark_ms,
+        run_count,
+        watch,
+    ) in rows:
+        uid, create_ms = share(made_index, made_index), share(made_ms, made_ms)
+        anchor_ms = create_ms
+        if anchor_since_ms:
+            anchor_ms += anchor_since_ms
+            anchor_ms = share(anchor_ms, anchor_ms)
+        next_ms, due_ms = planned_ms, due_since_ms
+        if next_ms is not None:
+            next_ms = share(next_ms, next_ms)
+            if due_ms is not None:
+                due_ms = next_ms + due_ms if due_ms else next_ms
+        template = templates[template_number]
+        job = Job(
+            name,
+            uid,
+            uid + version if version else uid,
+            template,
+            create_ms,
+            create_ms + update_ms if update_ms else create_ms,
+            anchor_ms,
+            anchor_ms + mark_ms if mark_ms else anchor_ms,
+            next_ms,
+            due_ms,
+            paused,
+            pause_note,
+            deleted,
+            anchor_ms + version_mark_ms if version_mark_ms else anchor_ms,
+            run_count,
+            watch,
+            payload,
+        )
+        jobs[name] = job
+        loaded.append(job)
+        namespaces.append(name.partition("/")[0])
+        if deleted:
+            state.tombstones[name] = None
+        if template.concurrency_key:
+            state._index_key(job)
+        if template.exclusions:
+            state._use_calendars(template, +1)
+        if template.after or template.exclusions or template.notify is not None:
+            state._index_after(None, job)
+        if watch is not None:
+            state._index_watch(job)
+    state.jobs_by_namespace.update(namespaces)
+    state._due.add_all(loaded)
 
 
 def _load_version(state: State, row: tuple[str, int, JobSpec]) -> None:
@@ -1306,14 +1363,24 @@ def _load_gate(state: State, gate: Gate) -> None:
     state.gates[gate.kind, gate.name] = gate
 
 
-def _loader(row_type: Any, load: Callable[[State, Any], None]) -> _Loader:
+_Loader = tuple[Callable[[msgspec.Raw], list[Any]], Callable[[State, list[Any]], None]]
+
+
+def _bulk_loader(row_type: Any, load: Callable[[State, list[Any]], None]) -> _Loader:
     return msgspec.msgpack.Decoder(list[row_type]).decode, load
 
 
-_Loader = tuple[Callable[[msgspec.Raw], list[Any]], Callable[[State, Any], None]]
+def _loader(row_type: Any, load: Callable[[State, Any], None]) -> _Loader:
+    def load_all(state: State, rows: list[Any]) -> None:
+        for row in rows:
+            load(state, row)
+
+    return _bulk_loader(row_type, load_all)
+
+
 _LOADERS: dict[str, _Loader] = {
-    "templates": _loader(JobSpec, _load_template),
-    "jobs": _loader(_JobRow, _load_job),
+    "templates": _bulk_loader(JobSpec, _load_templates),
+    "jobs": _bulk_loader(_JobColumns, _load_jobs),
     "versions": _loader(tuple[str, int, JobSpec], _load_version),
     "ledger": _loader(tuple[str, int, list[Range], tuple[Span, ...]], _load_ledger),
     "runs": _loader(Run, _load_run),

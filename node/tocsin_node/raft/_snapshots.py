@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -32,6 +33,12 @@ CHUNK_BYTES = 256 * 1024
 WINDOW_BYTES = 4 * CHUNK_BYTES
 # Without progress for so long, a transfer goes on from what was confirmed last.
 RESEND_S = 2.0
+# The thread that encodes works for so long at a time, or for a chunk, and then rests for as many
+# times as long as it has worked and waited: the loop needs the interpreter, and all nodes of a
+# machine encode at once.
+WORK_S = 0.0005
+RESTS = 3
+REST_MAX_S = 0.05
 _COMPARED_KEPT = 4  # checkpoints whose digests are remembered
 
 logger = logging.getLogger(__name__)
@@ -134,7 +141,8 @@ class Snapshots:
         captured = self._hooks.capture()
         logger.info("%s: writing a snapshot at entry %d", self._id, index)
         base = Base(index, term)
-        future = self._run(lambda: self._store.write(base, self._until_closed(captured.chunks())))
+        chunks = _at_leisure(self._until_closed(captured.chunks()))
+        future = self._run(lambda: self._store.write(base, chunks))
         future.add_done_callback(partial(self._guard, self._written))
 
     def _written(self, future: asyncio.Future[Any]) -> None:
@@ -177,7 +185,7 @@ class Snapshots:
         if term is None:
             raise AssertionError(f"the log does not know entry {index}, which was applied last")
         captured, base = self._hooks.capture(), Base(index, term)
-        chunks = self._until_closed(captured.chunks())
+        chunks = _at_leisure(self._until_closed(captured.chunks()))
         snapshot: Snapshot = await self._run(lambda: self._store.write(base, chunks, path=path))
         return snapshot
 
@@ -406,6 +414,16 @@ class Snapshots:
             callback(future)
         except Exception as error:
             self._on_fatal(error)
+
+
+def _at_leisure(chunks: Iterator[bytes]) -> Iterator[bytes]:
+    began = time.monotonic()
+    for chunk in chunks:
+        yield chunk
+        worked_s = time.monotonic() - began
+        if worked_s >= WORK_S:
+            time.sleep(min(REST_MAX_S, RESTS * worked_s))
+            began = time.monotonic()
 
 
 def _result(future: asyncio.Future[Any]) -> None:
