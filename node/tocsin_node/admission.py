@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -496,14 +496,13 @@ def on_excluded(value: int, names: Sequence[str], field: str, faults: Faults) ->
 
 
 def schedules(
-    items: Iterable[job_pb2.Schedule], field: str, faults: Faults
+    items: Collection[job_pb2.Schedule], field: str, faults: Faults
 ) -> tuple[Schedule, ...]:
-    """The schedules of a job; those with faults are left out."""
-    found = list(items)
-    if len(found) > SCHEDULES_MAX:
-        faults.add(field, f"got {len(found)} schedules, allowed: at most {SCHEDULES_MAX}")
+    """The schedules of a job; those with faults are left out, and none is read of too many."""
+    if len(items) > SCHEDULES_MAX:
+        faults.add(field, f"got {len(items)} schedules, allowed: at most {SCHEDULES_MAX}")
         return ()
-    read = [_schedule(item, f"{field}[{number}]", faults) for number, item in enumerate(found)]
+    read = [_schedule(item, f"{field}[{number}]", faults) for number, item in enumerate(items)]
     return tuple(schedule for schedule in read if schedule is not None)
 
 
@@ -680,10 +679,9 @@ def _must_succeed_within(job: job_pb2.Job, field: str, faults: Faults) -> int:
     )
 
 
-def _after(items: Iterable[job_pb2.After], field: str, faults: Faults) -> tuple[After, ...]:
-    found = list(items)
-    if len(found) > AFTER_MAX:
-        faults.add(field, f"got {len(found)} jobs, allowed: at most {AFTER_MAX}")
+def _after(items: Collection[job_pb2.After], field: str, faults: Faults) -> tuple[After, ...]:
+    if len(items) > AFTER_MAX:
+        faults.add(field, f"got {len(items)} jobs, allowed: at most {AFTER_MAX}")
         return ()
     read = tuple(
         After(
@@ -697,7 +695,7 @@ def _after(items: Iterable[job_pb2.After], field: str, faults: Faults) -> tuple[
                 faults=faults,
             ),
         )
-        for number, item in enumerate(found)
+        for number, item in enumerate(items)
     )
     if len({after.job for after in read}) < len(read):
         faults.add(field, "got a job twice, allowed: each once; the condition any covers all ends")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -429,3 +429,18 @@ def test_nothing_hostile_raises_anything_but_a_refusal(config: Config) -> None:
             assert len(violation.message) < 1_000, violation
         refused += bool(faults.found)
     assert refused > 1_000
+
+
+class Unread(list[job_pb2.Schedule]):
+    """Too many to be looked at one by one on the event loop."""
+
+    def __iter__(self) -> Iterator[job_pb2.Schedule]:
+        raise AssertionError("they are refused by their number")
+
+
+def test_too_many_schedules_are_not_read(config: Config) -> None:
+    """100,000 of them, 200 KB, held the event loop for a fifth of a second."""
+    faults = Faults()
+    many = Unread([job_pb2.Schedule()] * 100_000)
+    assert admission.schedules(many, "schedules", faults) == ()
+    assert [fault.field for fault in faults.found] == ["schedules"]
