@@ -17,7 +17,8 @@ import pytest
 
 from tests.properties.lease_life import play_leases
 from tests.properties.test_histories import play
-from tocsin_node.core import dependants, fence, lease, limits, machine, watch
+from tests.properties.test_notices import play as play_told
+from tocsin_node.core import dependants, fence, lease, limits, machine, notices, watch
 from tocsin_node.core.ledger import Ledger
 from tocsin_node.core.state import State
 from tocsin_node.leader.leases import Leases
@@ -56,6 +57,42 @@ MUTATIONS = (
         machine._after_end,
         "watch.set_back(state, run)",
         "pass",
+    ),
+    # -- notifications
+    Mutation(
+        "what happens to a subscription is an event",
+        notices._watched,
+        "job.template.notify is not None",
+        "False",
+        play=play_told,
+    ),
+    Mutation(
+        "each success after a dead letter is a recovery",
+        notices.run_ended,
+        "state.failing.pop(run.job, None)",
+        "state.failing.get(run.job)",
+        play=play_told,
+    ),
+    Mutation(
+        "who watches a job by its name is not told",
+        notices._make,
+        "{**own, **all_}",
+        "all_",
+        play=play_told,
+    ),
+    Mutation(
+        "any number of events wait",
+        notices._has_room,
+        "unfinished < WAITING_MAX",
+        "True",
+        play=play_told,
+    ),
+    Mutation(
+        "an attempt that fails is not told",
+        machine._settle_run,
+        "elif state.subscriptions:",
+        "elif False:",
+        play=play_told,
     ),
     # -- lease time, which leaders keep
     Mutation(

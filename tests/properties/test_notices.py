@@ -178,22 +178,21 @@ class Told(World):
 
 
 def play(seed: int) -> Told:
-    world = Told(seed)
-    for _ in range(STEPS):
-        world.step()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(notices, "WAITING_MAX", BOUND)
+        world = Told(seed)
+        for _ in range(STEPS):
+            world.step()
     return world
-
-
-@pytest.fixture(autouse=True)
-def _bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(notices, "WAITING_MAX", BOUND)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_each_event_is_told_once_to_whoever_asked_for_it(seed: int) -> None:
     world = play(seed)
     live = snapshot(world.state)
-    assert snapshot(replay(world.log, State())) == live
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(notices, "WAITING_MAX", BOUND)
+        assert snapshot(replay(world.log, State())) == live
     loaded = restore(live)
     assert snapshot(loaded) == live
     assert indexes(loaded) == indexes(world.state)
