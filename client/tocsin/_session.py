@@ -35,7 +35,9 @@ SILENCE_MAX = 3.0  # seconds without a frame, after which another node is dialle
 HEARTBEAT_EVERY = 0.8  # seconds at the latest; each side sends something at least every second
 REPORTS_IN_FLIGHT_MAX = 8  # frames of reports that are not answered yet
 REPORT_EVERY = 0.01  # seconds between two frames of reports, unless they fill one
+REPORT_BEHIND = 0.05  # the same while one before is not answered: each costs the node its share
 COALESCE = 0.02  # seconds between two credit frames
+COALESCE_LITTLE = 0.1  # the same while the leader knows of most of the room here
 ACKNOWLEDGE_AFTER = 0.05  # seconds from an assignment to the heartbeat that names it
 NAMED_AFTER = 0.25  # seconds from an assignment, after which it is named even if it has ended
 STALL = 1.0  # seconds in which nothing here ran: what is read after it may be old
@@ -335,6 +337,7 @@ class Session:
         self._assign_seq = 0
         self._credit: tuple[int, int] | None = None  # slots and sequence, as last sent
         self._credit_sent = float("-inf")
+        self._assigned = 0  # since then
         self._drain_sent = False
         self._frame_time = self._clock()
 
@@ -476,6 +479,7 @@ class Session:
                 now=now,
             )
             self._waiting.append((item, lease))
+            self._assigned += 1
             if not self._unnamed:
                 self._unnamed_since = now
             self._unnamed[key] = None
@@ -559,6 +563,7 @@ class Session:
             return worker_pb2.SessionRequest(checkpoints=self._unsent_checkpoints())
         if now >= self._credit_due():
             self._credit, self._credit_sent = self._current_credit(), now
+            self._assigned = 0
             slots, seq = self._credit
             credit = worker_pb2.Credit(slots=slots, seen_assign_seq=seq)
             return worker_pb2.SessionRequest(credit=credit)
@@ -630,14 +635,15 @@ class Session:
     def _reports_due(self) -> float:
         """A lone report leaves at once, and what follows gathers for a moment.
 
-        It also gathers while many frames are unanswered: a node that is behind would stop reading,
-        and heartbeats would wait behind reports.
+        It gathers for longer while a frame is unanswered, so that a busy node has fewer to take in;
+        and while many are, since a node that is behind would stop reading, and heartbeats would
+        wait behind reports.
         """
         if not self._unsent or len(self._unanswered) >= REPORTS_IN_FLIGHT_MAX:
             return float("inf")
         if len(self._unsent) >= self._batch_max:
             return float("-inf")
-        return self._reports_sent + REPORT_EVERY
+        return self._reports_sent + (REPORT_BEHIND if self._unanswered else REPORT_EVERY)
 
     # Checkpoints
 
@@ -689,8 +695,13 @@ class Session:
                 saved.set_exception(cause)
 
     def _credit_due(self) -> float:
-        if self._credit == self._current_credit():
+        credit = self._current_credit()
+        if self._credit == credit:
             return float("inf")
+        if self._credit is not None:
+            more = credit[0] - (self._credit[0] - self._assigned)
+            if 0 <= more * 4 < credit[0]:
+                return self._credit_sent + COALESCE_LITTLE
         return self._credit_sent + COALESCE
 
     def _current_credit(self) -> tuple[int, int]:

@@ -927,10 +927,36 @@ async def test_what_is_stopped_before_its_turn_is_never_called(kit: Any) -> None
     assert called == [41]
 
 
-async def test_reports_gather_while_the_node_is_behind_and_heartbeats_do_not_wait(
+async def test_little_room_is_told_later_than_much(
     kit: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tocsin._session.REPORTS_IN_FLIGHT_MAX", 1)
+    monkeypatch.setattr("tocsin._session.COALESCE_LITTLE", 3_600.0)
+    node = await kit.node()
+    worker = Worker([node.address], slots=8)
+
+    @worker.handler
+    async def work(ctx: Context) -> None:
+        pass
+
+    kit.serve(worker)
+    stream = await node.accept()
+    stream.welcome()
+    await stream.until(lambda: stream.of_kind("credit"))
+    for number in (1, 2):  # the leader knows of seven free slots of eight, then of six
+        stream.assign(kit.item(f"a/b/{number}", 40 + number), seq=number)
+        await stream.report(f"a/b/{number}", 40 + number)
+    await stream.until(lambda: len(stream.of_kind("credit")) > 1)
+    told = [(credit.slots, credit.seen_assign_seq) for credit in stream.of_kind("credit")]
+    assert told == [(8, 0), (8, 2)]
+
+
+@pytest.mark.parametrize(
+    ("bound", "value"), [("REPORTS_IN_FLIGHT_MAX", 1), ("REPORT_BEHIND", 3_600.0)]
+)
+async def test_reports_gather_while_the_node_is_behind_and_heartbeats_do_not_wait(
+    bound: str, value: float, kit: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(f"tocsin._session.{bound}", value)
     node = await kit.node()
     worker = Worker([node.address], slots=8)
 
