@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.raft.conftest import DEADLINE_S
 from tocsin_node.raft._snapshots import WINDOW_BYTES
 from tocsin_node.raft.disk import Disk
 from tocsin_node.raft.engine import JournalDamaged, OutcomeUnknown, SnapshotDamaged, WrongDataDir
@@ -118,6 +119,21 @@ async def write(member: Any, numbers: range, size: int = 100) -> None:
         await member.engine.propose(f"k{number}={'x' * size}{number}".encode())
 
 
+async def write_past_snapshot(member: Any, at: int, numbers: range, size: int = 100) -> int:
+    """Writes at least these, and on until there is a snapshot of a later entry than `at`.
+
+    While a snapshot is being written, those that fall due are left out, and a later entry brings
+    the next. Returns the first number that was not written.
+    """
+    await write(member, numbers, size)
+    number = numbers.stop
+    async with asyncio.timeout(DEADLINE_S):
+        while not (snapshots(member) and snapshots(member)[-1] > at):
+            await write(member, range(number, number + 1), size)
+            number += 1
+    return number
+
+
 def snapshots(member: Any) -> list[int]:
     return [kept.at for kept in member.engine._snapshots._kept]
 
@@ -217,12 +233,7 @@ async def test_a_follower_that_lags_is_sent_a_snapshot(new_cluster, empty):
         late = (await cluster.followers())[0].engine.node_id
         await write(leader, range(10))
         await cluster.stop(late)
-    written = 100
-    await write(leader, range(10, written), size=40_000)
-    # While one is being written, those that fall due are left out; a later entry brings the next.
-    while not (snapshots(leader) and snapshots(leader)[-1] > 60):
-        await write(leader, range(written, written + 5), size=40_000)
-        written += 5
+    written = await write_past_snapshot(leader, 60, range(10, 100), size=40_000)
     assert leader.engine._snapshots.newest.size_bytes > 2 * WINDOW_BYTES
     await cluster.start(late)
     member = cluster.members[late]
@@ -247,8 +258,7 @@ async def test_waiters_that_a_snapshot_overtakes_do_not_know_their_outcome(new_c
     await cluster.until(lambda: not old.engine.is_serving)
     del cluster.members[old.engine.node_id]
     new = await cluster.leader()
-    await write(new, range(5, 100))
-    await cluster.until(lambda: snapshots(new) and snapshots(new)[-1] > 60)
+    await write_past_snapshot(new, 60, range(5, 100))
     cluster.members[old.engine.node_id] = old
     old.mend()
     await cluster.until(lambda: old.values == new.values)
