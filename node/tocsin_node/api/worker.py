@@ -560,7 +560,8 @@ def _check_items(items: Sequence[Any], field: str, *, most: int) -> None:
     if len(items) > most:
         raise refuse_field(field, len(items), f"at most {most} in a frame")
     for item in items:
-        _check_run(item.lease.run, f"{field}.lease.run")
+        if not 1 <= len(item.lease.run) <= RUN_NAME_LENGTH_MAX:
+            _check_run(item.lease.run, f"{field}.lease.run")
 
 
 def _check_run(run: str, field: str) -> None:

@@ -494,10 +494,10 @@ class Dispatcher:
             return ScopeKind.JOB, job
         if holding and any(name != run.name for name in holding):
             return ScopeKind.JOB, job
-        scopes = state.scopes_of(run)
-        if len(scopes) == JOB_SCOPES and not state.jobs[job].template.max_concurrent_runs:
+        cells = state.book_of(run).cells
+        if len(cells) == JOB_SCOPES and not state.jobs[job].template.max_concurrent_runs:
             return None  # as most are: it has no key, and its job no limit
-        for scope in scopes[2:]:
+        for scope in state.scopes_of(run)[2:]:
             most = limits.most_held(state, run, scope)
             if most and state.held_in(scope) + self._granting.get(scope, 0) >= most:
                 return scope
@@ -642,7 +642,7 @@ class Dispatcher:
                 continue
             self._ready.take(ready)
             self._places[run.name] = _Place.GRANTING
-            scopes = self._counted(state.scopes_of(run))
+            scopes = self._counted(run)
             for scope in scopes:
                 self._granting[scope] = self._granting.get(scope, 0) + 1
             alone = spec.overlap is not Overlap.ALLOW
@@ -651,15 +651,17 @@ class Dispatcher:
             payload_bytes = len(state.payload_of(run)) + len(run.checkpoint)
             return _Pick(run.name, run.job, alone, session, payload_bytes, scopes)
 
-    def _counted(self, scopes: tuple[Scope, ...]) -> tuple[Scope, ...]:
+    def _counted(self, run: Run) -> tuple[Scope, ...]:
         """Those of a run's scopes in which its grant counts while it is on its way.
 
         Queues and namespaces without a gate are left out. A gate that is set meanwhile finds its
         count too low for a moment; the state machine refuses what would be too many.
         """
-        gates = self._replica.state.gates
-        if not gates:
-            return scopes[2:]
+        state = self._replica.state
+        gates, book = state.gates, state.book_of(run)
+        if not gates and len(book.cells) == JOB_SCOPES:
+            return (book.cells[2].scope,)
+        scopes = book.scopes
         return (*(scope for scope in scopes[:2] if scope in gates), *scopes[2:])
 
     def _is_namespace_shut(self, namespace: str) -> bool:
@@ -791,9 +793,9 @@ class Dispatcher:
                 self._cancelled.pop(name, None)
             return
         assert run is not None, f"{name} is held, and there is no such run"
-        scopes = self._replica.state.scopes_of(run)
-        if len(scopes) > JOB_SCOPES:  # it holds a concurrency key
-            self._held_scopes[name] = scopes
+        book = self._replica.state.book_of(run)
+        if len(book.cells) > JOB_SCOPES:  # it holds a concurrency key
+            self._held_scopes[name] = book.scopes
         self._holder_of[name] = lease.instance_id
         self._holders.setdefault(lease.instance_id, {})[name] = lease.token
         if run.cancel_requested:

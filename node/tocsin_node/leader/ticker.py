@@ -157,17 +157,17 @@ class Ticker:
         """Decides jobs of the backlog, giving way to the rest of the node between slices."""
         state, clock = self._replica.state, self._replica.clock
         batch: dict[str, Step] = {}
-        began_ms = clock.elapsed_ms()
+        began_ms, now_ms = clock.elapsed_ms(), clock.now_ms()
         while self._backlog and len(batch) < most:
             job = self._backlog.popleft()
             if state.jobs.get(job.name) is not job or not self._may_plan(job):
                 continue  # it changed since it was found due; if it still is, it is found again
-            fire = self._decide(job, clock.now_ms())
+            fire = self._decide(job, now_ms)
             if fire is not None:
                 batch[job.name] = fire
             if clock.elapsed_ms() - began_ms >= SLICE_MS:
                 await asyncio.sleep(0)
-                began_ms = clock.elapsed_ms()
+                began_ms, now_ms = clock.elapsed_ms(), clock.now_ms()
         # Neighbours that say the same travel as one, see core/pack.py.
         return sorted(batch.values(), key=_moves)
 
@@ -190,7 +190,8 @@ class Ticker:
             step = planner.replan(state, job, now_ms) if state.wide_active else None
             if step is not None:
                 return step
-            decisions, plan = planner.due(job, now_ms, state.calendars_of(job.template))
+            calendars = state.calendars_of(job.template) if job.template.exclusions else ()
+            decisions, plan = planner.due(job, now_ms, calendars)
         except Exception:
             log.exception("job %s cannot be planned; it is left alone until it changes", job.name)
             self._unplannable[job.name] = job
