@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import pickle
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,6 +13,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import msgspec
+import pysyncobj.pickle
+import pysyncobj.tcp_server
 import pytest
 
 from tocsin_node.raft.engine import Engine, JournalFailed, LeaderEvent, RaftOptions
@@ -220,3 +223,18 @@ def hand_syncer() -> Iterator[HandSyncer]:
     syncer = HandSyncer()
     yield syncer
     syncer.close()
+
+
+@pytest.fixture
+def no_pickle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever pickles or unpickles anything from now on fails, and so does the library's server."""
+
+    def refuse(*args: object, **kwargs: object) -> None:
+        raise AssertionError("a node unpickled, pickled, or let the library listen")
+
+    for module in (pickle, pysyncobj.pickle):
+        for name in ("loads", "load", "dumps", "dump", "to_bytes"):
+            if hasattr(module, name):
+                monkeypatch.setattr(module, name, refuse)
+    monkeypatch.setattr(pickle, "Unpickler", refuse)
+    monkeypatch.setattr(pysyncobj.tcp_server.TcpServer, "bind", refuse)

@@ -248,6 +248,29 @@ async def test_a_follower_that_lags_is_sent_a_snapshot(new_cluster, empty):
     await cluster.until(lambda: cluster.members[late].values == leader.values)
 
 
+async def test_nothing_is_unpickled_through_snapshots_installs_and_restarts(new_cluster, no_pickle):
+    cluster = new_cluster(3, **SMALL)
+    await cluster.start()
+    for round_ in range(2):
+        leader = await cluster.leader()
+        late = (await cluster.followers())[0].engine.node_id
+        await cluster.stop(late)
+        newest = snapshots(leader)[-1] if snapshots(leader) else leader.engine.last_index
+        await write_past_snapshot(leader, newest + 45, range(100 * round_, 100 * round_ + 60))
+        await cluster.start(late)
+        member = cluster.members[late]
+        await cluster.until(lambda m=member, lead=leader: m.values == lead.values)
+        installed = member.engine._snapshots.newest
+        assert installed is not None, "it was sent a snapshot"
+        assert not member.applied or member.applied[0][0] > newest + 5, "and not the log"
+        await cluster.stop(leader.engine.node_id)
+        await (await cluster.leader()).engine.propose(b"next%d=v" % round_)
+        await cluster.start(leader.engine.node_id)
+    last = (await cluster.leader()).values
+    await cluster.until(lambda: all(m.values == last for m in cluster.members.values()))
+    assert not [m.fatal for m in cluster.members.values() if m.fatal]
+
+
 async def test_waiters_that_a_snapshot_overtakes_do_not_know_their_outcome(new_cluster):
     cluster = new_cluster(3, **SMALL)
     await cluster.start()
