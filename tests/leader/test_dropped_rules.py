@@ -11,11 +11,14 @@ from dataclasses import dataclass
 
 import pytest
 
+from tests.audit import test_backfill
 from tests.client import test_lease
 from tests.clock import test_fitness
+from tests.core.conftest import Machine
 from tests.leader import test_leases, test_reserved, test_session, test_ticker
 from tests.properties.test_mutations import Mutation, put_in
 from tocsin._lease import LeaseTable
+from tocsin_node.core import backfill
 from tocsin_node.fitness import Standing
 from tocsin_node.leader.leases import Leases, LeaseTime
 from tocsin_node.leader.ticker import Ticker
@@ -137,6 +140,14 @@ DROPPED = (
         "self._is_old(tzdata)",
         "False",
         noticed_by=test_fitness.test_an_older_zone_database_than_plans_were_made_with_is_unfit,
+    ),
+    # -- backfills
+    Dropped(
+        "a backfill runs what ran or was covered",
+        backfill.may_run,
+        "kept.outcome is Outcome.MISSED or",
+        "True or",
+        noticed_by=lambda: test_backfill.test_what_ran_or_was_covered_is_left_alone(Machine()),
     ),
     # -- the worker's side
     Dropped(

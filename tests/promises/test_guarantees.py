@@ -49,6 +49,9 @@ from tests.raft.conftest import new_cluster
 from tests.raft.test_rejoin import (
     test_a_node_whose_disk_was_lost_has_no_vote_until_it_holds_again_what_it_had_acknowledged,
 )
+from tests.testing.test_backfill import (
+    test_a_backfill_runs_what_never_ran_once_and_goes_on_under_the_next_leader,
+)
 from tocsin import Every, Job, RunState
 from tocsin.workers.shell_payload import ShellPayload
 from tocsin_node.audit import FaultKind, audit, open_book
@@ -76,6 +79,7 @@ __all__ = [
     "bent",
     "m",
     "new_cluster",
+    "test_a_backfill_runs_what_never_ran_once_and_goes_on_under_the_next_leader",
     "test_a_frozen_leader_does_not_expire_the_world_when_it_wakes",
     "test_a_node_whose_disk_was_lost_has_no_vote_until_it_holds_again_what_it_had_acknowledged",
     "test_a_notification_that_fails_makes_no_further_notification",

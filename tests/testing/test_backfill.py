@@ -35,7 +35,7 @@ async def skipping(c: Cluster, overlap: OverlapPolicy = OverlapPolicy.SKIP) -> N
     await c.advance(timedelta(hours=1))
 
 
-async def test_a_backfill_goes_on_under_the_next_leader() -> None:
+async def test_a_backfill_runs_what_never_ran_once_and_goes_on_under_the_next_leader() -> None:
     seen: list[str] = []
     async with Cluster.embedded(nodes=3, now=NOW) as c:
         await skipping(c)
