@@ -843,6 +843,29 @@ def test_a_run_retried_by_hand_has_no_start_deadline(m: Machine) -> None:
     m.grant(FIRST)
 
 
+def test_a_run_cancelled_before_its_due_time_is_retried_no_earlier(m: Machine) -> None:
+    def retried_before_it_is_due(name: str) -> str:
+        m.create(name, jitter_ms=5_000, overlap=Overlap.ALLOW)
+        job = m.state.jobs[name]
+        assert job.due_time_ms is not None
+        m.now_ms = job.due_time_ms - 1
+        decisions, plan = planner.settle(job, m.now_ms)
+        seen = job.uid, job.version, job.mark_time_ms
+        m.done(c.PauseJob(m.request(), name, *seen, "", decisions, plan))
+        [run] = [run for run in m.state.runs.values() if run.job == name]
+        assert run.due_time_ms == m.now_ms + 1
+        m.done(c.CancelRuns(m.request(), (run.name,), ""))
+        m.done(c.RetryRuns(m.request(), (run.name,)))
+        return run.name
+
+    m.grant(retried_before_it_is_due("default/before"))  # as nodes of older releases do
+    m.done(c.UseSchema(c.NOTIFY_SCHEMA))
+    run = retried_before_it_is_due("default/since")
+    assert m.refused(c.Grant(run, "w", "w")) is Reason.NOT_DUE
+    m.now_ms += 1
+    m.grant(run)
+
+
 def test_a_mark_does_not_go_ahead_of_time_even_where_nothing_runs(m: Machine) -> None:
     m.create(misfire=Misfire.SKIP, misfire_grace_ms=0)
     m.now_ms += 25_000

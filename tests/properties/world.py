@@ -120,7 +120,7 @@ class World:
         self.swept: dict[str, set[str]] = {}  # runs that it retried, by request id; only asked
         self.job_token: dict[str, int] = {}  # of the newest holder of a job that excludes overlap
         self.grant_times: dict[tuple[str, str, int], list[int]] = {}  # by gate and its version
-        self.apply(c.BeginTerm(1, "n1", self.limits, "wall"))
+        self.apply(c.BeginTerm(1, "n1", self.limits, "wall"), c.UseSchema(c.SCHEMA))
 
     # -- driving -----------------------------------------------------------------------------------
 
@@ -525,6 +525,13 @@ class World:
             assert self.state.leases.get(command.run) == command.token, "a dead lease counted"
         if isinstance(command, c.AdvanceFence):
             self.note_shown(command)
+        if isinstance(command, c.TriggerJob) and not result.repeated:
+            run = result.value
+            assert isinstance(run, Run)
+            if not command.request.sent_time_ms:
+                # Forgotten meanwhile, and nobody says since when it is sent: it runs again, under
+                # the name and the key of the run before, if that is forgotten too.
+                self.accepted.pop(f"{run.name}#{run.uid}", None)
         if isinstance(command, c.Complete) and not result.repeated:
             run = result.value
             assert isinstance(run, Run)

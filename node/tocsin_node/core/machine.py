@@ -27,6 +27,7 @@ from tocsin_node.core import fence as fences
 from tocsin_node.core import lease as leases
 from tocsin_node.core.book import Book
 from tocsin_node.core.command import (
+    NOTIFY_SCHEMA,
     AdvanceFence,
     AdvanceWide,
     ApplyJobs,
@@ -100,6 +101,7 @@ from tocsin_node.core.sweep import Sweep
 
 _DONE = Applied()
 _KEEPS_RULES = SetZones.schema  # since which the release is changed by BeginTzdata alone
+_RETRIES_WHEN_DUE = NOTIFY_SCHEMA  # since which a retry by hand waits for the due time, too
 
 # Looking up a member of an enumeration costs more than what is done with it.
 _ALLOW, _RUN, _SUCCEEDED = Overlap.ALLOW, Outcome.RUN, AttemptOutcome.SUCCEEDED
@@ -1089,10 +1091,12 @@ def cannot_retry(state: State, name: str) -> Reason | None:
 
 def _anew(state: State, run: Run) -> Run:
     """The run as if it was made now, but for what is known of its earlier attempts."""
+    # One that was cancelled while its jitter kept it waiting is no earlier for that.
+    soonest_ms = run.due_time_ms if state.schema >= _RETRIES_WHEN_DUE else 0
     return replace(
         run,
         state=RunState.PENDING,
-        ready_time_ms=state.time_ms,
+        ready_time_ms=max(state.time_ms, soonest_ms),
         attempt_count=0,
         release_count=0,
         cancel_requested=False,
