@@ -581,7 +581,13 @@ SCENARIOS: Mapping[str, Scenario] = {
     each.name: each
     for each in (
         Scenario("brief", "the leader is killed, a worker is frozen", brief, MIXED),
-        Scenario("leader-churn", "the leader is killed again and again", leader_churn, MIXED),
+        Scenario(
+            "leader-churn",
+            "the leader is killed again and again",
+            leader_churn,
+            MIXED,
+            seconds=60,
+        ),
         Scenario(
             "leader-kills",
             "the leader is killed every 12 s, 17 times",
@@ -606,6 +612,7 @@ SCENARIOS: Mapping[str, Scenario] = {
                 Planned("skip", misfire=Misfire.SKIP, misfire_grace_s=5, overlap=Overlap.QUEUE_ALL),
             ],
             check=misfires_as_configured,
+            seconds=50,
         ),
         Scenario(
             "worker-frozen",
@@ -628,7 +635,13 @@ SCENARIOS: Mapping[str, Scenario] = {
         Scenario("bad-weather", "links are slow and lossy", bad_weather, MIXED, relayed=True),
         Scenario("rolling-restart", "each node is restarted in turn", rolling_restart, MIXED),
         Scenario("leader-frozen", "the leader is frozen twice", leader_frozen, MIXED),
-        Scenario("host-frozen", "everything is frozen for 40 s", host_frozen, MIXED),
+        Scenario(
+            "host-frozen",
+            "everything is frozen for 40 s",
+            host_frozen,
+            MIXED,
+            seconds=60,
+        ),
         Scenario(
             "two-of-five-gone", "two of five nodes go for good", two_of_five_gone, MIXED, nodes=5
         ),
@@ -758,6 +771,7 @@ SCENARIOS: Mapping[str, Scenario] = {
             handed_round,
             MIXED,
             check=every_second_ran_soon,
+            seconds=95,
         ),
         Scenario(
             "clocks-stepped",
@@ -765,6 +779,7 @@ SCENARIOS: Mapping[str, Scenario] = {
             clocks_stepped,
             MIXED,
             bent=("n1", "n2", "n3"),
+            seconds=55,
         ),
         Scenario(
             "as-shipped",
@@ -773,6 +788,7 @@ SCENARIOS: Mapping[str, Scenario] = {
             MIXED,
             settings=SHIPPED,
             bounds=Bounds(done_ms=80_000),
+            seconds=75,
         ),
         Scenario(
             "failing-disk",
