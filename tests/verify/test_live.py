@@ -103,6 +103,32 @@ def test_a_live_drill_that_is_interrupted_removes_what_it_made(
         assert client.list_workers() == []
 
 
+def test_a_namespace_that_is_in_use_is_refused_and_left_alone(cluster: Scratch) -> None:
+    before = _jobs(cluster)
+    told = subprocess.run(
+        _verify(cluster, "default", "1"),
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert told.returncode == 1
+    assert "the namespace default has jobs" in told.stderr
+    assert _jobs(cluster) == before
+
+
+def test_live_takes_no_scenarios() -> None:
+    told = subprocess.run(
+        [sys.executable, "-m", "tocsin", "verify", "--live", "127.0.0.1:1", "--all"],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert told.returncode == 2
+    assert "--live holds one drill" in told.stderr
+
+
 def test_nobody_at_the_address_is_said() -> None:
     told = subprocess.run(
         [sys.executable, "-m", "tocsin", "verify", "--live", "127.0.0.1:1"],

@@ -62,6 +62,10 @@ def verify(
       tocsin verify --live 127.0.0.1:7101 --minutes 5
     """
     need_node("tocsin verify")
+    if live and (scenarios or everything or seeds > 1 or at_once > 1):
+        raise click.UsageError("--live holds one drill: no --scenario, --all, --seeds or --at-once")
+    if namespace and not live:
+        raise click.UsageError("--namespace is for --live")
     known = sorted(importlib.import_module("tocsin_node.verify.scenarios").SCENARIOS)
     for name in scenarios:
         if name not in known:

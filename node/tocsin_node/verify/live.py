@@ -62,6 +62,9 @@ class LiveCluster(Cluster):
         """The workers started; they and nothing else ended afterwards."""
         try:
             await self.leader()
+            # Whatever is in it at the end is deleted, so there must be nothing in it now.
+            if [job async for job in self.client.list_jobs(self.queue)]:
+                raise DrillFailed(f"the namespace {self.queue} has jobs: name one that has none")
             await self.start_workers(workers, slots)
             yield
         finally:
