@@ -22,10 +22,14 @@ LEADER_WITHIN_S = 60
 OTHER = "default/other"
 
 
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Scratch]:
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scratch]:
     """Three nodes with every setting as shipped, and a job of somebody else."""
-    scratch = Scratch(tmp_path / "cluster", ("n1", "n2", "n3"), "raft: {disk_reserve: 1MiB}\n")
+    scratch = Scratch(
+        tmp_path_factory.mktemp("live") / "cluster",
+        ("n1", "n2", "n3"),
+        "raft: {disk_reserve: 1MiB}\n",
+    )
     try:
         for node_id in scratch.node_ids:
             scratch.start_node(node_id)
@@ -81,14 +85,17 @@ def test_a_live_drill_judges_and_leaves_the_cluster_as_it_was(
 def test_a_live_drill_that_is_interrupted_removes_what_it_made(
     cluster: Scratch, number: signal.Signals
 ) -> None:
-    before = _jobs(cluster)
+    before, namespace = _jobs(cluster), f"canary-{number.name.lower()}"  # runs outlive a drill
     drill = subprocess.Popen(
-        _verify(cluster, "canary", "5"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        _verify(cluster, namespace, "5"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     try:
         deadline = time.monotonic() + PATIENCE_S
         with Client(str(cluster.config)) as client:
-            while not any(run.state.is_final for run in client.list_runs("canary")):
+            while not any(run.state.is_final for run in client.list_runs(namespace)):
                 assert drill.poll() is None, drill.communicate()
                 assert time.monotonic() < deadline, "no canary has sung"
         drill.send_signal(number)
@@ -96,10 +103,10 @@ def test_a_live_drill_that_is_interrupted_removes_what_it_made(
     finally:
         drill.kill()
     assert drill.returncode == 1, said
-    assert "removed everything in canary" in said
+    assert f"removed everything in {namespace}" in said
     assert _jobs(cluster) == before
     with Client(str(cluster.config)) as client:
-        assert not [run for run in client.list_runs("canary") if not run.state.is_final]
+        assert not [run for run in client.list_runs(namespace) if not run.state.is_final]
         assert client.list_workers() == []
 
 
