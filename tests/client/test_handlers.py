@@ -241,19 +241,25 @@ async def test_a_handler_gives_up_earlier_and_waits_longer_than_its_job_says() -
 async def test_a_handler_s_timeout_is_shorter_than_its_job_s() -> None:
     worker = Worker()
     remaining: list[float] = []
+    begun = asyncio.Event()
 
     @worker.handler(timeout=timedelta(minutes=2), retry=Retry(max_attempts=1))
     async def work(ctx: Context) -> None:
         remaining.append(ctx.remaining())
+        begun.set()
         await asyncio.Event().wait()
 
-    async with Cluster.embedded() as c:
+    async with Cluster.embedded() as c, asyncio.timeout(WITHIN):
         await c.serve(worker)
         run = await run_of(c, "work")
+        await begun.wait()  # no time passes before it has been called
         await c.advance("119s", while_running=True)
         assert (await c.client.get_run(run)).state is RunState.LEASED
         await c.advance("3s", while_running=True)
+        # Time stands again, while the handler is told and its end is reported.
         done = await c.client.get_run(run)
+        while not done.attempts or done.attempts[0].end_time is None:
+            done = await c.client.get_run(run)
         assert done.attempts[0].error is not None
         assert done.attempts[0].error.kind == "timed-out"
         assert 119 < remaining[0] <= 120

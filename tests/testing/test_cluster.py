@@ -237,10 +237,13 @@ async def test_a_handler_that_sleeps_in_the_cluster_s_time_takes_that_time() -> 
 
 
 async def test_an_attempt_times_out_in_the_cluster_s_time() -> None:
+    begun = asyncio.Event()
+
     async def hangs(ctx: Context) -> None:
+        begun.set()
         await asyncio.Event().wait()
 
-    async with Cluster.embedded() as c:
+    async with Cluster.embedded() as c, asyncio.timeout(WITHIN):
         await c.serve(worker_of(hangs=hangs))
         await c.client.create_job(
             Job(
@@ -251,8 +254,11 @@ async def test_an_attempt_times_out_in_the_cluster_s_time() -> None:
             )
         )
         await c.client.trigger("a/b")
+        await begun.wait()  # no time passes before it has been called
         await c.advance("40s", while_running=True)
         (run,) = await c.runs("a/b")
+        while run.state is RunState.LEASED:  # its end is on the way
+            (run,) = await c.runs("a/b")
         assert run.state is RunState.FAILED
         assert run.attempts[0].error is not None
         assert run.attempts[0].error.kind == "timed-out"
