@@ -343,6 +343,7 @@ def simulated(size: int, seed: object, **changes: Any) -> Iterator[Cluster]:
             yield cluster
         finally:
             cluster.close()
+            cluster.world.end()
             asyncio._set_running_loop(None)
             random.setstate(state)
 
