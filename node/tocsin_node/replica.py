@@ -214,6 +214,25 @@ class Replica:
             raise Refused(result)
         return result
 
+    def _not_understood(self, schema: int) -> Rejected:
+        """Why commands of a schema that the cluster does not use yet are refused."""
+        peers = self.engine.peer_status()
+        older = [peer.id for peer in peers if peer.schema is not None and peer.schema < schema]
+        if older:
+            return Rejected(
+                Reason.SCHEMA_TOO_OLD,
+                f"this needs every member to understand schema {schema}, and {', '.join(older)} "
+                "does not: upgrade all nodes",
+            )
+        unheard = [peer.id for peer in peers if peer.schema is None]
+        why = (
+            f"{', '.join(unheard)} has not been heard of yet" if unheard else "that is being noted"
+        )
+        return Rejected(
+            Reason.SCHEMA_UNCONFIRMED,
+            f"this needs every member to understand schema {schema}, and {why}; try again",
+        )
+
     async def execute_many(
         self,
         batch: Sequence[Command],
@@ -227,13 +246,7 @@ class Replica:
         """
         newest = max((command.schema for command in batch), default=0)
         if newest > self.state.schema:
-            raise Refused(
-                Rejected(
-                    Reason.SCHEMA_TOO_OLD,
-                    f"this needs every member to understand schema {newest}, and the cluster uses "
-                    f"{self.state.schema}: upgrade all nodes",
-                )
-            )
+            raise Refused(self._not_understood(newest))
         answers = await self.engine.propose_many(pack(batch), timeout=timeout, reserved=reserved)
         results: list[Result] = []
         for answer in answers:

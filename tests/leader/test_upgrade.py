@@ -70,10 +70,27 @@ async def test_a_member_that_comes_up_with_the_newer_release_lets_it_be_used(
 @virtual
 async def test_a_command_that_not_all_understand_is_not_proposed() -> None:
     node = Node()
-    with pytest.raises(Refused) as caught:
+    node.engine.peers = [peer("n2", SCHEMA + 1), peer("n3", SCHEMA)]
+    with pytest.raises(Refused, match="n3 does not: upgrade all nodes") as caught:
         await node.propose(OfTheNextRelease())
     assert caught.value.rejected.reason is Reason.SCHEMA_TOO_OLD
     assert node.engine.arrived == []
+
+
+@pytest.mark.parametrize("heard", [None, SCHEMA + 1])
+def test_before_all_have_been_heard_it_is_to_be_tried_again(heard: int | None) -> None:
+    """As just after the start of a cluster: callers repeat themselves, and need not know why."""
+
+    @virtual
+    async def play() -> None:
+        node = Node()
+        node.engine.peers = [peer("n2", SCHEMA + 1), peer("n3", heard)]
+        with pytest.raises(Refused, match="try again") as caught:
+            await node.propose(OfTheNextRelease())
+        assert caught.value.rejected.reason is Reason.SCHEMA_UNCONFIRMED
+        assert node.engine.arrived == []
+
+    play()
 
 
 def test_a_node_that_meets_a_command_of_a_newer_release_stops_and_says_so() -> None:

@@ -123,6 +123,7 @@ ANSWERS: Mapping[str, Answer] = {
     "DEPENDENCY_CYCLE": Answer(_Code.FAILED_PRECONDITION, _nothing),
     "REQUEST_EXPIRED": Answer(_Code.FAILED_PRECONDITION, _nothing),
     "SCHEMA_TOO_OLD": Answer(_Code.FAILED_PRECONDITION, _nothing),
+    "SCHEMA_UNCONFIRMED": Answer(_Code.UNAVAILABLE, _retry_after(ELECTION_RETRY_MS)),
     "RUN_FINISHED": Answer(_Code.FAILED_PRECONDITION, _nothing),
     "JOB_HAS_ACTIVE_RUNS": Answer(_Code.FAILED_PRECONDITION, _nothing),
     "CLOCK_UNKNOWN": Answer(_Code.FAILED_PRECONDITION, _nothing),

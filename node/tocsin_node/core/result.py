@@ -20,7 +20,8 @@ class Reason(enum.StrEnum):
     REQUEST_ID_REUSED = "REQUEST_ID_REUSED"
     QUOTA_EXCEEDED = "QUOTA_EXCEEDED"
     DEPENDENCY_CYCLE = "DEPENDENCY_CYCLE"  # a job would run after itself
-    SCHEMA_TOO_OLD = "SCHEMA_TOO_OLD"  # not every member understands such a command yet
+    SCHEMA_TOO_OLD = "SCHEMA_TOO_OLD"  # a member does not understand such a command
+    SCHEMA_UNCONFIRMED = "SCHEMA_UNCONFIRMED"  # not every member has said that it understands it
     STALE_PLAN = "STALE_PLAN"  # the job changed since the leader planned: plan again
     FENCED = "FENCED"  # the lease is over, or a newer attempt has it
     NOT_DUE = "NOT_DUE"  # would be early
