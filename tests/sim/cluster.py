@@ -196,6 +196,8 @@ class Node:
         checker = self._cluster.checker
         seen = (core._SyncObj__raftState, core._SyncObj__raftCurrentTerm)
         leads = seen[0] == _core._LEADER
+        # One that was frozen may count the last copies and give up its term in the same pass.
+        led = leads or self.seen == (_core._LEADER, seen[1])
         if seen != self.seen and roles:
             self.seen = seen
             checker.in_term(self.id, seen[1])
@@ -211,7 +213,7 @@ class Node:
         commit = core._SyncObj__raftCommitIndex
         if commit > self.seen_commit:
             first = self.seen_commit + 1
-            checker.commits(self.id, journal, first, commit, term=seen[1], leads=leads)
+            checker.commits(self.id, journal, first, commit, term=seen[1], leads=led)
             self.seen_commit = commit
             if leads and roles:
                 self._cluster.on_commit(self)

@@ -157,7 +157,11 @@ class SimDisk(Disk):
         file = self._open.get(fd)
         if file is None or file.pending:
             return False
-        return any(known is file for known in self._folder(folder).durable.values())
+        found = self._folder(folder)
+        # The name that it has now: under an earlier one, as of a spare segment, it is not found.
+        return any(
+            known is file and found.names.get(name) is file for name, known in found.durable.items()
+        )
 
     # What programs ask of it.
 
